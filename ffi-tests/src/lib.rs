@@ -1,0 +1,1 @@
+//! Hosts, models and helpers of the conformance tests.
