@@ -1,0 +1,230 @@
+//! Finds the ggml that this process already has. Nothing of ggml is linked.
+//!
+//! Owns: the list of functions used ([`Api`]) and the search for the object that defines them. The search goes from the most to the least
+//! certain: the object that called us (its own dependencies name its ggml, also where everything was loaded `RTLD_LOCAL` as in Python or
+//! Node, and where two ggml live in one process), then the process's global scope, then every loaded object, if exactly one defines them.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use super::*;
+use crate::error::{Error, Result, Status};
+
+/// A function that every supported ggml exports from the object wanted, and no other library does.
+const LANDMARK: &CStr = c"ggml_backend_buffer_init";
+
+macro_rules! api {
+    ($($(#[$doc:meta])* $name:ident: $ty:ty,)*) => {
+        /// The functions of `libggml-base` that Berth calls, found at load.
+        #[derive(Clone, Copy)]
+        #[expect(missing_docs, reason = "each is documented in ggml's own headers")]
+        pub struct Api { $($(#[$doc])* pub $name: $ty,)* }
+
+        impl Api {
+            fn find(object: &Object) -> Result<Api> {
+                Ok(Api { $($name: {
+                    let symbol = concat!(stringify!($name), "\0");
+                    let address = object.symbol(CStr::from_bytes_with_nul(symbol.as_bytes()).unwrap_or_default())
+                        .ok_or_else(|| mismatch(format!("{} has no function {}", object.name(), stringify!($name))))?;
+                    // SAFETY: the symbol has this C signature in every ggml since 0.9.0 (`ffi-tests/tests/layout.rs` compares the
+                    // prototypes), and function pointers have the size of data pointers here.
+                    unsafe { std::mem::transmute::<*mut c_void, $ty>(address) }
+                },)* })
+            }
+        }
+    };
+}
+
+api! {
+    ggml_version: unsafe extern "C" fn() -> *const c_char,
+    ggml_init: unsafe extern "C" fn(ggml_init_params) -> *mut ggml_context,
+    ggml_free: unsafe extern "C" fn(*mut ggml_context),
+    ggml_new_tensor_4d: unsafe extern "C" fn(*mut ggml_context, c_int, i64, i64, i64, i64) -> *mut ggml_tensor,
+    ggml_set_name: unsafe extern "C" fn(*mut ggml_tensor, *const c_char) -> *mut ggml_tensor,
+    ggml_get_data: unsafe extern "C" fn(*const ggml_tensor) -> *mut c_void,
+    ggml_set_output: unsafe extern "C" fn(*mut ggml_tensor),
+    ggml_nbytes: unsafe extern "C" fn(*const ggml_tensor) -> usize,
+    ggml_op_name: unsafe extern "C" fn(c_int) -> *const c_char,
+    ggml_glu_op_name: unsafe extern "C" fn(c_int) -> *const c_char,
+    ggml_type_name: unsafe extern "C" fn(c_int) -> *const c_char,
+    ggml_add: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_add_id: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_mul: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_mul_mat_id: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_view_1d: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, i64, usize) -> *mut ggml_tensor,
+    ggml_reshape_2d: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, i64, i64) -> *mut ggml_tensor,
+    ggml_cont: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_reglu: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_geglu: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_swiglu: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_geglu_erf: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_geglu_quick: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_swiglu_oai: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor, f32, f32) -> *mut ggml_tensor,
+    ggml_graph_n_nodes: unsafe extern "C" fn(*mut ggml_cgraph) -> c_int,
+    ggml_graph_node: unsafe extern "C" fn(*mut ggml_cgraph, c_int) -> *mut ggml_tensor,
+    ggml_backend_buffer_is_host: unsafe extern "C" fn(*mut ggml_backend_buffer) -> bool,
+    ggml_backend_buft_is_host: unsafe extern "C" fn(*mut ggml_backend_buffer_type) -> bool,
+    ggml_backend_buffer_get_type: unsafe extern "C" fn(*mut ggml_backend_buffer) -> *mut ggml_backend_buffer_type,
+    ggml_backend_buffer_get_size: unsafe extern "C" fn(*mut ggml_backend_buffer) -> usize,
+    ggml_backend_buffer_get_usage: unsafe extern "C" fn(*mut ggml_backend_buffer) -> c_int,
+}
+
+/// What was found: the functions, and what only some versions or layouts have.
+pub(super) struct Found {
+    /// Functions that every supported version has.
+    pub(super) api: Api,
+    /// `ggml_backend_buffer_init`, untyped: its second argument has another size in each layout.
+    pub(super) buffer_init: *mut c_void,
+    /// Whether the 2-D copies exist, which came with the second layout of the buffer and backend tables.
+    pub(super) has_2d: bool,
+    /// `ggml_log_internal(level, format, ...)`, where exported.
+    pub(super) log: Option<unsafe extern "C" fn(c_int, *const c_char, ...)>,
+    /// File that defines them.
+    pub(super) file: PathBuf,
+}
+
+/// Finds the ggml of the code that called into this library.
+///
+/// # Errors
+/// [`Status::HostMismatch`] if there is none, if it cannot be told which of several is meant, or if it lacks a function.
+pub(super) fn find() -> Result<Found> {
+    let object = object_of_caller().or_else(Object::global).map_or_else(only_loaded_object, Ok)?;
+    let buffer_init = object.symbol(LANDMARK).ok_or_else(|| mismatch(format!("{} lost its symbols", object.name())))?;
+    let has_2d = object.symbol(c"ggml_backend_tensor_set_2d").is_some();
+    let log = object.symbol(c"ggml_log_internal").map(|address| {
+        // SAFETY: the symbol has this C signature wherever it is exported.
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int, *const c_char, ...)>(address) }
+    });
+    if object.symbol(c"ggml_version").is_none() {
+        return Err(mismatch(format!("found a ggml older than 0.9.0 (it has no ggml_version) in {}", object.name())));
+    }
+    Ok(Found { api: Api::find(&object)?, buffer_init, has_2d, log, file: object.file.clone() })
+}
+
+/// Keeps this library mapped until the process ends: buffers that are alive after an unload point into it.
+pub fn stay_loaded() {
+    let Some(own) = object_at(stay_loaded as *const c_void) else { return };
+    let Ok(name) = CString::new(own.as_os_str().as_bytes()) else { return };
+    // SAFETY: `name` is a NUL-terminated path; RTLD_NOLOAD only changes the flags of an object that is loaded already.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
+    if !handle.is_null() {
+        // SAFETY: the handle is valid and its count is ours to give back; RTLD_NODELETE stays in force.
+        unsafe { libc::dlclose(handle) };
+    }
+}
+
+/// An object of this process whose symbols, and those of its dependencies, can be looked up.
+struct Object {
+    handle: *mut c_void,
+    file: PathBuf,
+}
+
+impl Object {
+    /// Opens an object that is loaded already and narrows it to the one that defines the landmark.
+    fn loaded(file: &CStr) -> Option<Object> {
+        // SAFETY: `file` is NUL-terminated; RTLD_NOLOAD loads nothing and runs no constructor.
+        let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if handle.is_null() { None } else { Object::defining(Object { handle, file: PathBuf::from(OsStr::from_bytes(file.to_bytes())) }) }
+    }
+
+    /// The main program and everything in the global scope.
+    fn global() -> Option<Object> {
+        // SAFETY: NULL names the main program.
+        let handle = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_LAZY) };
+        if handle.is_null() { None } else { Object::defining(Object { handle, file: PathBuf::new() }) }
+    }
+
+    /// From a scope in which the landmark is visible to the object that defines it, so that all functions come from one ggml.
+    fn defining(scope: Object) -> Option<Object> {
+        let landmark = scope.symbol(LANDMARK)?;
+        let file = object_at(landmark)?;
+        let name = CString::new(file.as_os_str().as_bytes()).ok()?;
+        // SAFETY: `name` is NUL-terminated; nothing is loaded.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        // A program that exports ggml itself cannot be opened by its own path: its symbols are in the scope it was found through.
+        if handle.is_null() { Some(Object { handle: scope.into_handle(), file }) } else { Some(Object { handle, file }) }
+    }
+
+    fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: the handle is open and `name` NUL-terminated.
+        let address = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
+        if address.is_null() { None } else { Some(address) }
+    }
+
+    fn name(&self) -> String {
+        self.file.display().to_string()
+    }
+
+    fn into_handle(self) -> *mut c_void {
+        let handle = self.handle;
+        std::mem::forget(self);
+        handle
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // SAFETY: the handle came from dlopen and is closed once. The host keeps its own count, so the functions stay mapped.
+        unsafe { libc::dlclose(self.handle) };
+    }
+}
+
+/// The file of the loaded object that contains this address.
+fn object_at(address: *const c_void) -> Option<PathBuf> {
+    // SAFETY: an all-zero Dl_info is valid, and dladdr takes any address.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: `info` is writable.
+    let found = unsafe { libc::dladdr(address, &raw mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: dladdr gave a NUL-terminated name that lives as long as the object, which contains code on our stack or that we asked for.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+}
+
+/// The nearest object up the call stack that is not this library, if ggml can be reached from it.
+fn object_of_caller() -> Option<Object> {
+    let own = object_at(object_of_caller as *const c_void)?;
+    let mut caller = None;
+    backtrace::trace(|frame| {
+        caller = object_at(frame.ip()).filter(|file| *file != own);
+        caller.is_none()
+    });
+    let name = CString::new(caller?.as_os_str().as_bytes()).ok()?;
+    Object::loaded(&name)
+}
+
+/// The one loaded object that defines the landmark.
+fn only_loaded_object() -> Result<Object> {
+    unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _: usize, names: *mut c_void) -> c_int {
+        super::guard("dl_iterate_phdr callback", 1, || {
+            // SAFETY: the loader passes a valid entry, and `names` is the vector given to dl_iterate_phdr below.
+            let (info, names) = unsafe { (&*info, &mut *names.cast::<Vec<CString>>()) };
+            if !info.dlpi_name.is_null() {
+                // SAFETY: the loader's names are NUL-terminated.
+                names.push(unsafe { CStr::from_ptr(info.dlpi_name) }.to_owned());
+            }
+            0
+        })
+    }
+    let mut names: Vec<CString> = Vec::new();
+    // SAFETY: `collect` matches the signature and only uses the vector, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut names).cast()) };
+    let mut found: BTreeMap<PathBuf, Object> =
+        names.iter().filter(|n| !n.is_empty()).filter_map(|n| Object::loaded(n)).map(|o| (o.file.clone(), o)).collect();
+    match found.len() {
+        0 => Err(mismatch("no ggml in this process: no loaded object exports ggml_backend_buffer_init (is llama.cpp linked statically?)")),
+        1 => found.pop_first().map(|(_, object)| object).ok_or_else(|| mismatch("no ggml in this process")),
+        _ => {
+            let files: Vec<String> = found.keys().map(|f| f.display().to_string()).collect();
+            Err(mismatch(format!("several ggml in this process, and the caller uses none of them directly: {}", files.join(", "))))
+        }
+    }
+}
+
+fn mismatch(message: impl Into<String>) -> Error {
+    Error::new(Status::HostMismatch, message)
+}

@@ -1,0 +1,167 @@
+//! Berth as a ggml backend: one registry with three devices per host.
+//!
+//! Owns: finding the host once, the structs the host gets pointers to, and that they never move or go away. Must not know: memory.
+
+mod device;
+mod registry;
+mod stream;
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::abi::{Host, ggml_backend_buffer_type, ggml_backend_device, ggml_backend_reg, stay_loaded};
+use crate::buffers::{self, Arena, BufferType, CpuMmap, CudaHost};
+use crate::error::Result;
+use crate::report::{self, HostInfo};
+use crate::{config, log};
+
+/// Buffer types, in the order of their devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Zero copy over the loader's mapping.
+    CpuMmap = 0,
+    /// Page-locked.
+    CudaHost = 1,
+    /// File-backed.
+    Arena = 2,
+}
+
+/// All kinds.
+pub const KINDS: [Kind; 3] = [Kind::CpuMmap, Kind::CudaHost, Kind::Arena];
+
+/// Everything one host holds pointers to. It is never freed: the host may keep pointers until the process ends.
+pub struct Instance {
+    host: Host,
+    reg: ggml_backend_reg,
+    devices: [ggml_backend_device; KINDS.len()],
+    types: [ggml_backend_buffer_type; KINDS.len()],
+}
+
+// SAFETY: the pointers in it lead to itself and to constant data; nothing changes after `link`.
+unsafe impl Send for Instance {}
+// SAFETY: likewise.
+unsafe impl Sync for Instance {}
+
+static INSTANCES: Mutex<Vec<&'static Instance>> = Mutex::new(Vec::new());
+
+/// The instance for the ggml of the caller: made at the first call, the same at every later one.
+///
+/// # Errors
+/// [`crate::error::Status::Config`] or [`crate::error::Status::HostMismatch`]: then this process goes on without Berth.
+pub fn instance() -> Result<&'static Instance> {
+    let config = config::get()?;
+    log::set_threshold(config.log);
+    let mut instances = INSTANCES.lock().unwrap_or_else(PoisonError::into_inner);
+    let host = Host::find()?;
+    if let Some(known) = instances.iter().find(|i| i.host.id() == host.id()) {
+        return Ok(known);
+    }
+    report::add_host(HostInfo { ggml_version: host.version.to_string(), layout: host.layout.name(), file: host.file.clone() });
+    let instance = Instance::link(host);
+    instances.push(instance);
+    // From now on the host holds pointers into this library.
+    stay_loaded();
+    Ok(instance)
+}
+
+/// The instance, or one line about why there is none.
+pub fn instance_or_log() -> Option<&'static Instance> {
+    match instance() {
+        Ok(instance) => Some(instance),
+        Err(error) => {
+            // The host tries again at every `-ot`; the same line again would tell nothing new.
+            static LAST: Mutex<Option<String>> = Mutex::new(None);
+            let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.as_ref() != Some(&error.message) {
+                log::error!("not loaded: {error}");
+                *last = Some(error.message);
+            }
+            None
+        }
+    }
+}
+
+impl Instance {
+    /// Puts the structs at their final addresses and lets them point at each other.
+    fn link(host: Host) -> &'static Instance {
+        let null = std::ptr::null_mut();
+        let at = Box::into_raw(Box::new(Instance {
+            reg: registry::reg(),
+            devices: KINDS.map(device::device),
+            types: std::array::from_fn(|_| ggml_backend_buffer_type { iface: EMPTY_TYPE, device: null, context: std::ptr::null_mut() }),
+            host,
+        }));
+        // SAFETY: the box was just made and is never freed; nobody else knows it yet.
+        unsafe {
+            let host: &'static Host = &*&raw const (*at).host;
+            (*at).reg.context = at.cast();
+            for kind in KINDS {
+                let device = &raw mut (*at).devices[kind as usize];
+                (*device).reg = &raw mut (*at).reg;
+                (*device).context = at.cast();
+                (*at).types[kind as usize] = match kind {
+                    Kind::CpuMmap => buffers::buffer_type::<CpuMmap>(host, device),
+                    Kind::CudaHost => buffers::buffer_type::<CudaHost>(host, device),
+                    Kind::Arena => buffers::buffer_type::<Arena>(host, device),
+                };
+            }
+            &*at
+        }
+    }
+
+    /// The registry, as the host wants it.
+    pub fn reg(&'static self) -> *mut ggml_backend_reg {
+        (&raw const self.reg).cast_mut()
+    }
+
+    /// The device of a kind.
+    pub fn device(&'static self, kind: Kind) -> *mut ggml_backend_device {
+        (&raw const self.devices[kind as usize]).cast_mut()
+    }
+
+    /// The buffer type of a kind.
+    pub fn buffer_type(&'static self, kind: Kind) -> *mut ggml_backend_buffer_type {
+        (&raw const self.types[kind as usize]).cast_mut()
+    }
+
+    /// Which of this instance's devices a pointer means.
+    fn kind_of(&self, device: *const ggml_backend_device) -> Option<Kind> {
+        KINDS.into_iter().find(|kind| std::ptr::eq(device, &raw const self.devices[*kind as usize]))
+    }
+}
+
+const EMPTY_TYPE: crate::abi::ggml_backend_buffer_type_i = crate::abi::ggml_backend_buffer_type_i {
+    get_name: None,
+    alloc_buffer: None,
+    get_alignment: None,
+    get_max_size: None,
+    get_alloc_size: None,
+    is_host: None,
+};
+
+impl Kind {
+    /// Name of the device; that of its buffer type is [`Kind::buffer_type_name`].
+    pub fn device_name(self) -> &'static std::ffi::CStr {
+        match self {
+            Kind::CpuMmap => c"BERTH",
+            Kind::CudaHost => CudaHost::NAME,
+            Kind::Arena => Arena::NAME,
+        }
+    }
+
+    /// Name of the buffer type, as typed in `-ot`.
+    pub fn buffer_type_name(self) -> &'static std::ffi::CStr {
+        match self {
+            Kind::CpuMmap => CpuMmap::NAME,
+            Kind::CudaHost => CudaHost::NAME,
+            Kind::Arena => Arena::NAME,
+        }
+    }
+
+    fn description(self) -> &'static std::ffi::CStr {
+        match self {
+            Kind::CpuMmap => c"Berth: experts where the loader mapped them",
+            Kind::CudaHost => c"Berth: page-locked host memory",
+            Kind::Arena => c"Berth: file-backed arena",
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The registry: the list of devices, and the functions a host may ask for by name.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use super::{Instance, KINDS};
+use crate::abi::*;
+
+/// The registry before it is linked.
+pub(super) fn reg() -> ggml_backend_reg {
+    ggml_backend_reg {
+        api_version: GGML_BACKEND_API_VERSION,
+        iface: ggml_backend_reg_i {
+            get_name: Some(get_name),
+            get_device_count: Some(get_device_count),
+            get_device: Some(get_device),
+            get_proc_address: Some(get_proc_address),
+        },
+        context: std::ptr::null_mut(),
+    }
+}
+
+unsafe extern "C" fn get_name(_: *mut ggml_backend_reg) -> *const c_char {
+    guard("reg get_name", c"BERTH".as_ptr(), || c"BERTH".as_ptr())
+}
+
+unsafe extern "C" fn get_device_count(_: *mut ggml_backend_reg) -> usize {
+    guard("get_device_count", 0, || KINDS.len())
+}
+
+unsafe extern "C" fn get_device(reg: *mut ggml_backend_reg, index: usize) -> *mut ggml_backend_device {
+    guard("get_device", std::ptr::null_mut(), || {
+        // SAFETY: the host passes our registry, whose context is the instance.
+        let instance: &'static Instance = unsafe { &*(*reg).context.cast::<Instance>() };
+        KINDS.get(index).map_or(std::ptr::null_mut(), |kind| instance.device(*kind))
+    })
+}
+
+unsafe extern "C" fn get_proc_address(_: *mut ggml_backend_reg, name: *const c_char) -> *mut c_void {
+    guard("get_proc_address", std::ptr::null_mut(), || {
+        if name.is_null() {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the host passes a NUL-terminated name.
+        match unsafe { CStr::from_ptr(name) }.to_bytes() {
+            b"ggml_backend_get_features" => get_features as *mut c_void,
+            _ => std::ptr::null_mut(),
+        }
+    })
+}
+
+/// What `llama_print_system_info` shows, ended by an entry of NULLs.
+unsafe extern "C" fn get_features(_: *mut ggml_backend_reg) -> *const ggml_backend_feature {
+    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => c"?",
+    };
+    static FEATURES: Features = Features([
+        ggml_backend_feature { name: c"VERSION".as_ptr(), value: VERSION.as_ptr() },
+        ggml_backend_feature { name: std::ptr::null(), value: std::ptr::null() },
+    ]);
+    guard("get_features", std::ptr::null(), || FEATURES.0.as_ptr())
+}
+
+struct Features([ggml_backend_feature; 2]);
+
+// SAFETY: the pointers lead to constant text.
+unsafe impl Sync for Features {}

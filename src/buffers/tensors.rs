@@ -1,0 +1,164 @@
+//! The contents of a buffer: every access to tensor bytes, checked against the region.
+//!
+//! Owns: bounds. Must not know: which kind of memory it is, which layout the host's tables have.
+
+use std::ffi::c_void;
+
+use crate::abi::{self, Host, ggml_tensor};
+use crate::log;
+use crate::memory::Region;
+use crate::report;
+
+/// What a ggml buffer of ours points at.
+pub(super) struct Contents {
+    pub(super) host: &'static Host,
+    pub(super) name: &'static str,
+    pub(super) region: Region,
+    pub(super) id: report::Id,
+}
+
+/// A part of a tensor, or several equally spaced ones: `count` pieces of `size` bytes, `stride` bytes apart, the first at `offset`.
+#[derive(Clone, Copy)]
+pub(super) struct Span {
+    pub(super) offset: usize,
+    pub(super) size: usize,
+    pub(super) count: usize,
+    pub(super) stride: usize,
+}
+
+impl Span {
+    pub(super) fn one(offset: usize, size: usize) -> Span {
+        Span { offset, size, count: 1, stride: 0 }
+    }
+
+    fn is_empty(self) -> bool {
+        self.size == 0 || self.count == 0
+    }
+
+    /// Bytes from the tensor's start to the end of the last piece.
+    fn end(self) -> Option<usize> {
+        self.stride.checked_mul(self.count.checked_sub(1)?)?.checked_add(self.offset)?.checked_add(self.size)
+    }
+}
+
+impl Contents {
+    /// Address of a tensor's data if the span lies in the tensor and in the region; else one ERROR line, and `None`.
+    fn locate(&self, tensor: &ggml_tensor, span: Span, what: &str) -> Option<*mut u8> {
+        // SAFETY: the tensor is the host's, and the function only reads its shape.
+        let bytes = unsafe { (self.host.api.ggml_nbytes)(tensor) };
+        let found = span.end().filter(|end| *end <= bytes).and_then(|end| self.region.within(tensor.data.cast(), end));
+        if found.is_none() {
+            let Span { offset, size, count, stride } = span;
+            log::error!("{}: {what} of {count} x {size} bytes at {offset} (stride {stride}) refused: not inside the tensor's {bytes} bytes", self.name);
+        }
+        found
+    }
+
+    /// The same for writing.
+    fn locate_writable(&self, tensor: &ggml_tensor, span: Span, what: &str) -> Option<*mut u8> {
+        if !self.region.is_writable() {
+            log::error!("{}: {what} refused: the buffer is a read-only mapping", self.name);
+            return None;
+        }
+        self.locate(tensor, span, what)
+    }
+
+    fn written(&self, data: *mut u8, span: Span) {
+        if let Some(len) = span.end() {
+            self.region.written(data.addr() - self.region.base().addr() + span.offset, len - span.offset);
+        }
+    }
+
+    pub(super) fn memset(&self, tensor: &ggml_tensor, value: u8, span: Span) {
+        if span.is_empty() {
+            return;
+        }
+        if let Some(data) = self.locate_writable(tensor, span, "memset") {
+            // SAFETY: the span lies in the region, which is writable; the host orders accesses to one tensor.
+            unsafe { std::ptr::write_bytes(data.add(span.offset), value, span.size) };
+            self.written(data, span);
+        }
+    }
+
+    /// Copies pieces from `source`, where they are `source_stride` bytes apart, into the tensor.
+    ///
+    /// # Safety
+    /// `source` must be readable for all pieces.
+    pub(super) unsafe fn set(&self, tensor: &ggml_tensor, source: *const c_void, source_stride: usize, span: Span) {
+        if span.is_empty() {
+            return;
+        }
+        if source.is_null() {
+            log::error!("{}: set refused: the source is NULL", self.name);
+            return;
+        }
+        let Some(data) = self.locate_writable(tensor, span, "set") else { return };
+        for i in 0..span.count {
+            let from = source.cast::<u8>().wrapping_add(i * source_stride);
+            // SAFETY: the piece lies in the region; the caller vouches for the source. They may overlap: a source in the same mapping.
+            unsafe { std::ptr::copy(from, data.add(span.offset + i * span.stride), span.size) };
+        }
+        self.written(data, span);
+    }
+
+    /// Copies pieces of the tensor to `target`, where they are `target_stride` bytes apart.
+    ///
+    /// # Safety
+    /// `target` must be writable for all pieces.
+    pub(super) unsafe fn get(&self, tensor: &ggml_tensor, target: *mut c_void, target_stride: usize, span: Span) {
+        if span.is_empty() {
+            return;
+        }
+        if target.is_null() {
+            log::error!("{}: get refused: the target is NULL", self.name);
+            return;
+        }
+        let Some(data) = self.locate(tensor, span, "get") else { return };
+        for i in 0..span.count {
+            let to = target.cast::<u8>().wrapping_add(i * target_stride);
+            // SAFETY: the piece lies in the region; the caller vouches for the target.
+            unsafe { std::ptr::copy(data.add(span.offset + i * span.stride), to, span.size) };
+        }
+    }
+
+    /// Copies a whole tensor of another buffer into `target`, if it lies in host memory. The host has checked that the layouts are equal.
+    ///
+    /// # Safety
+    /// `source` must be a tensor of the host with valid data.
+    pub(super) unsafe fn copy_from(&self, source: &ggml_tensor, target: &ggml_tensor) -> bool {
+        // SAFETY: a view's source is a tensor that lives at least as long as the view.
+        let holder = unsafe { source.view_src.as_ref() }.unwrap_or(source);
+        // SAFETY: a buffer that is set is a live buffer of the host.
+        if holder.buffer.is_null() || source.data.is_null() || !unsafe { (self.host.api.ggml_backend_buffer_is_host)(holder.buffer) } {
+            return false;
+        }
+        // SAFETY: the tensor is the host's.
+        let bytes = unsafe { (self.host.api.ggml_nbytes)(source) };
+        // SAFETY: the source's data is in host memory and that long.
+        unsafe { self.set(target, source.data, 0, Span::one(0, bytes)) };
+        true
+    }
+
+    pub(super) fn clear(&self, value: u8) {
+        if self.region.is_empty() {
+            return;
+        }
+        if !self.region.is_writable() {
+            log::error!("{}: clear refused: the buffer is a read-only mapping", self.name);
+            return;
+        }
+        // SAFETY: the whole region is writable, and the host lets nobody else use it meanwhile.
+        unsafe { std::ptr::write_bytes(self.region.base(), value, self.region.len()) };
+        self.region.written(0, self.region.len());
+    }
+
+    /// Remembers a weight for the report.
+    pub(super) fn remember(&self, tensor: &ggml_tensor) {
+        let name = tensor.name.map(|c| c as u8);
+        let name = name.split(|c| *c == 0).next().unwrap_or(&[]);
+        // SAFETY: the tensor is the host's.
+        let bytes = unsafe { (self.host.api.ggml_nbytes)(tensor) };
+        let type_name = abi::GGML_TYPES.iter().find(|(number, _)| *number == tensor.type_).map_or("other", |(_, name)| name);
+        report::add_tensor(self.id, report::Tensor { name: String::from_utf8_lossy(name).into_owned(), type_name, bytes });
+    }
+}

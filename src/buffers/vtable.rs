@@ -1,0 +1,259 @@
+//! The one vtable behind every buffer type and every buffer, for both layouts of the host's tables.
+//!
+//! Owns: the trampolines from ggml's slots to [`BufferType`] and [`Contents`], and who owns which pointer. Every slot is named; those the
+//! host calls without looking (`memset`, `set`, `get`, `clear`, `get_base`) are never absent.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::marker::PhantomData;
+use std::path::PathBuf;
+
+use super::tensors::{Contents, Span};
+use super::{BufferType, CpuMmap, Placed};
+use crate::abi::*;
+use crate::error::Result;
+use crate::memory::{ALIGNMENT, Region, mapping};
+use crate::report::{self, Place};
+use crate::log;
+
+/// The ggml buffer type for `T`. Its context is the host; `device` is filled in by the device that owns it.
+pub fn buffer_type<T: BufferType>(host: &'static Host, device: *mut ggml_backend_device) -> ggml_backend_buffer_type {
+    ggml_backend_buffer_type { iface: TypeTable::<T>::IFACE, device, context: std::ptr::from_ref(host).cast_mut().cast() }
+}
+
+/// A `CPU_MMAP` buffer over memory of the host: zero copy.
+///
+/// # Errors
+/// If `base` is NULL and `size` is not 0, or the range wraps around.
+///
+/// # Safety
+/// `base` must point at `size` bytes that stay mapped until the buffer is freed, and `buft` must live as long.
+pub unsafe fn from_host_ptr(buft: *mut ggml_backend_buffer_type, host: &'static Host, base: *mut u8, size: usize) -> Result<*mut ggml_backend_buffer> {
+    if size > 0 && base.is_null() {
+        return Err(crate::error::Error::invalid(format!("{}: a buffer of {size} bytes at NULL", CpuMmap::name())));
+    }
+    if base.addr().checked_add(size).is_none() {
+        return Err(crate::error::Error::invalid(format!("{}: {size} bytes at {base:p} wrap around", CpuMmap::name())));
+    }
+    if size == 0 {
+        return Ok(new_buffer(buft, host, CpuMmap::name(), Region::empty(), Place::Empty, None, None));
+    }
+    let mapped = mapping::find(base);
+    // What the kernel does not tell is taken as the host says: it hands out the pointer to be used.
+    let writable = mapped.as_ref().is_none_or(|m| m.writable);
+    let file: Option<PathBuf> = mapped.and_then(|m| m.file);
+    // SAFETY: the caller vouches for the memory.
+    let region = unsafe { Region::borrowed(base, size, writable) };
+    Ok(new_buffer(buft, host, CpuMmap::name(), region, Place::Mapped, file, None))
+}
+
+/// Trampolines of a buffer type.
+struct TypeTable<T>(PhantomData<T>);
+
+impl<T: BufferType> TypeTable<T> {
+    const IFACE: ggml_backend_buffer_type_i = ggml_backend_buffer_type_i {
+        get_name: Some(Self::get_name),
+        alloc_buffer: Some(Self::alloc_buffer),
+        get_alignment: Some(Self::get_alignment),
+        get_max_size: None,
+        get_alloc_size: None,
+        is_host: Some(Self::is_host),
+    };
+
+    unsafe extern "C" fn get_name(_: *mut ggml_backend_buffer_type) -> *const c_char {
+        guard("get_name", c"BERTH".as_ptr(), || T::NAME.as_ptr())
+    }
+
+    unsafe extern "C" fn alloc_buffer(buft: *mut ggml_backend_buffer_type, size: usize) -> *mut ggml_backend_buffer {
+        guard("alloc_buffer", std::ptr::null_mut(), || {
+            // SAFETY: the context is the `&'static Host` that `buffer_type` put there.
+            let host: &'static Host = unsafe { &*(*buft).context.cast::<Host>() };
+            let placed = if size == 0 {
+                Ok(Placed { region: Region::empty(), place: Place::Empty, file: None, fallback: None })
+            } else {
+                T::allocate(size)
+            };
+            match placed {
+                Ok(Placed { region, place, file, fallback }) => new_buffer(buft, host, T::name(), region, place, file, fallback),
+                Err(error) => {
+                    log::error!("{error}");
+                    std::ptr::null_mut()
+                }
+            }
+        })
+    }
+
+    unsafe extern "C" fn get_alignment(_: *mut ggml_backend_buffer_type) -> usize {
+        guard("get_alignment", ALIGNMENT, || ALIGNMENT)
+    }
+
+    unsafe extern "C" fn is_host(_: *mut ggml_backend_buffer_type) -> bool {
+        guard("is_host", true, || true)
+    }
+}
+
+/// Makes the host's buffer struct around a region.
+fn new_buffer(
+    buft: *mut ggml_backend_buffer_type,
+    host: &'static Host,
+    name: &'static str,
+    region: Region,
+    place: Place,
+    file: Option<PathBuf>,
+    fallback: Option<report::Fallback>,
+) -> *mut ggml_backend_buffer {
+    let size = region.len();
+    let id = report::add_buffer(name, place, size, file, fallback);
+    let context = into_foreign(Contents { host, name, region, id });
+    // SAFETY: each call is made for the host's own layout; type and contents outlive the buffer (`free_buffer` ends the contents).
+    let buffer = unsafe {
+        match host.layout {
+            Layout::V1 => host.new_buffer_v1(buft, BufferTable::<ggml_backend_buffer_i_v1>::IFACE, context, size),
+            Layout::V2 => host.new_buffer_v2(buft, BufferTable::<ggml_backend_buffer_i_v2>::IFACE, context, size),
+        }
+    };
+    if buffer.is_null() {
+        // SAFETY: made above and given to nobody.
+        drop(unsafe { from_foreign::<Contents>(context) });
+        report::remove_buffer(id);
+    }
+    buffer
+}
+
+/// Trampolines of a buffer whose table has the layout `I`.
+struct BufferTable<I>(PhantomData<I>);
+
+impl BufferTable<ggml_backend_buffer_i_v1> {
+    const IFACE: ggml_backend_buffer_i_v1 = ggml_backend_buffer_i_v1 {
+        free_buffer: Some(Self::free_buffer),
+        get_base: Some(Self::get_base),
+        init_tensor: Some(Self::init_tensor),
+        memset_tensor: Some(Self::memset_tensor),
+        set_tensor: Some(Self::set_tensor),
+        get_tensor: Some(Self::get_tensor),
+        cpy_tensor: Some(Self::cpy_tensor),
+        clear: Some(Self::clear),
+        reset: None,
+    };
+}
+
+impl BufferTable<ggml_backend_buffer_i_v2> {
+    const IFACE: ggml_backend_buffer_i_v2 = ggml_backend_buffer_i_v2 {
+        free_buffer: Some(Self::free_buffer),
+        get_base: Some(Self::get_base),
+        init_tensor: Some(Self::init_tensor),
+        memset_tensor: Some(Self::memset_tensor),
+        set_tensor: Some(Self::set_tensor),
+        get_tensor: Some(Self::get_tensor),
+        set_tensor_2d: Some(Self::set_tensor_2d),
+        get_tensor_2d: Some(Self::get_tensor_2d),
+        cpy_tensor: Some(Self::cpy_tensor),
+        clear: Some(Self::clear),
+        reset: None,
+    };
+}
+
+impl<I> BufferTable<I> {
+    /// # Safety
+    /// `buffer` must be a live buffer made by [`new_buffer`] with the table of layout `I`.
+    unsafe fn contents<'a>(buffer: *mut ggml_backend_buffer) -> &'a Contents {
+        // SAFETY: by the caller's promise the struct has this layout and its context is ours.
+        unsafe { borrow::<Contents>((*buffer.cast::<ggml_backend_buffer_of<I>>()).context) }
+    }
+
+    unsafe extern "C" fn free_buffer(buffer: *mut ggml_backend_buffer) {
+        guard("free_buffer", (), || {
+            // SAFETY: the host frees a buffer once, and nobody uses it afterwards.
+            let contents = unsafe { from_foreign::<Contents>((*buffer.cast::<ggml_backend_buffer_of<I>>()).context) };
+            let id = contents.id;
+            drop(contents);
+            report::remove_buffer(id);
+        });
+    }
+
+    unsafe extern "C" fn get_base(buffer: *mut ggml_backend_buffer) -> *mut c_void {
+        guard("get_base", std::ptr::null_mut(), || {
+            // SAFETY: the host passes a live buffer of ours.
+            unsafe { Self::contents(buffer) }.region.base().cast()
+        })
+    }
+
+    unsafe extern "C" fn init_tensor(buffer: *mut ggml_backend_buffer, tensor: *mut ggml_tensor) -> c_int {
+        guard("init_tensor", GGML_STATUS_SUCCESS, || {
+            // SAFETY: the host passes a live buffer of ours, whose struct has this layout.
+            let usage = unsafe { (*buffer.cast::<ggml_backend_buffer_of<I>>()).usage };
+            // Activations pass here for every graph and are of no interest.
+            if usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE {
+                // SAFETY: likewise, and the tensor is the host's.
+                unsafe { Self::contents(buffer).remember(&*tensor) };
+            }
+            GGML_STATUS_SUCCESS
+        })
+    }
+
+    unsafe extern "C" fn memset_tensor(buffer: *mut ggml_backend_buffer, tensor: *mut ggml_tensor, value: u8, offset: usize, size: usize) {
+        guard("memset_tensor", (), || {
+            // SAFETY: the host passes a live buffer of ours and a tensor in it.
+            unsafe { Self::contents(buffer).memset(&*tensor, value, Span::one(offset, size)) };
+        });
+    }
+
+    unsafe extern "C" fn set_tensor(buffer: *mut ggml_backend_buffer, tensor: *mut ggml_tensor, data: *const c_void, offset: usize, size: usize) {
+        guard("set_tensor", (), || {
+            // SAFETY: the host passes a live buffer of ours, a tensor in it, and `size` readable bytes.
+            unsafe { Self::contents(buffer).set(&*tensor, data, 0, Span::one(offset, size)) };
+        });
+    }
+
+    unsafe extern "C" fn get_tensor(buffer: *mut ggml_backend_buffer, tensor: *const ggml_tensor, data: *mut c_void, offset: usize, size: usize) {
+        guard("get_tensor", (), || {
+            // SAFETY: the host passes a live buffer of ours, a tensor in it, and `size` writable bytes.
+            unsafe { Self::contents(buffer).get(&*tensor, data, 0, Span::one(offset, size)) };
+        });
+    }
+
+    unsafe extern "C" fn set_tensor_2d(
+        buffer: *mut ggml_backend_buffer,
+        tensor: *mut ggml_tensor,
+        data: *const c_void,
+        offset: usize,
+        size: usize,
+        count: usize,
+        stride: usize,
+        data_stride: usize,
+    ) {
+        guard("set_tensor_2d", (), || {
+            // SAFETY: as in `set_tensor`, with `count` pieces of `size` bytes, `data_stride` apart.
+            unsafe { Self::contents(buffer).set(&*tensor, data, data_stride, Span { offset, size, count, stride }) };
+        });
+    }
+
+    unsafe extern "C" fn get_tensor_2d(
+        buffer: *mut ggml_backend_buffer,
+        tensor: *const ggml_tensor,
+        data: *mut c_void,
+        offset: usize,
+        size: usize,
+        count: usize,
+        stride: usize,
+        data_stride: usize,
+    ) {
+        guard("get_tensor_2d", (), || {
+            // SAFETY: as in `get_tensor`, with `count` pieces of `size` bytes, `data_stride` apart.
+            unsafe { Self::contents(buffer).get(&*tensor, data, data_stride, Span { offset, size, count, stride }) };
+        });
+    }
+
+    unsafe extern "C" fn cpy_tensor(buffer: *mut ggml_backend_buffer, src: *const ggml_tensor, dst: *mut ggml_tensor) -> bool {
+        guard("cpy_tensor", false, || {
+            // SAFETY: the host passes a live buffer of ours, a tensor in it, and any other tensor of equal layout.
+            unsafe { Self::contents(buffer).copy_from(&*src, &*dst) }
+        })
+    }
+
+    unsafe extern "C" fn clear(buffer: *mut ggml_backend_buffer, value: u8) {
+        guard("clear", (), || {
+            // SAFETY: the host passes a live buffer of ours.
+            unsafe { Self::contents(buffer) }.clear(value);
+        });
+    }
+}

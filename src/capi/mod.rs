@@ -1,0 +1,154 @@
+//! The exported functions, and nothing else. `include/berth.h` is generated from this module.
+//!
+//! Owns: argument checks and the last error of each thread. Rules: an output is written only on success; a string that a function returns is
+//! constant, or is freed with `berth_string_free`; every function may be called from any thread.
+
+pub mod plugin;
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::Arc;
+
+use crate::abi::{ggml_backend_buffer_type, ggml_backend_reg, guard};
+use crate::backend::{self, Kind};
+use crate::error::{Error, Result, Status};
+use crate::{log, report};
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Keeps the message of a failure for `berth_last_error`, and gives its status.
+fn keep(error: &Error) -> Status {
+    let text = CString::new(error.message.replace('\0', "?")).unwrap_or_default();
+    LAST_ERROR.with_borrow_mut(|last| *last = text);
+    error.status
+}
+
+/// Body of a function that returns a status.
+fn status(function: &str, body: impl FnOnce() -> Result<()>) -> Status {
+    guard(function, Status::Internal, || body().map_or_else(|e| keep(&e), |()| Status::Ok))
+}
+
+/// Body of a function that returns a pointer, NULL on failure.
+fn pointer<T>(function: &str, body: impl FnOnce() -> Result<*mut T>) -> *mut T {
+    guard(function, std::ptr::null_mut(), || {
+        body().unwrap_or_else(|e| {
+            keep(&e);
+            std::ptr::null_mut()
+        })
+    })
+}
+
+const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => c"?",
+};
+
+/// Version of this library, "major.minor.patch". Constant.
+#[unsafe(no_mangle)]
+pub extern "C" fn berth_version() -> *const c_char {
+    guard("berth_version", VERSION.as_ptr(), || VERSION.as_ptr())
+}
+
+/// A status in words, without a full stop; "unknown status" for a number that is none. Constant.
+#[unsafe(no_mangle)]
+pub extern "C" fn berth_status_text(status: c_int) -> *const c_char {
+    guard("berth_status_text", c"unknown status".as_ptr(), || Status::from_code(status).map_or(c"unknown status", Status::text).as_ptr())
+}
+
+/// What went wrong in the last call of this thread that failed: one line, "" if none did. It stays valid until the next call that fails on
+/// this thread, or the thread ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn berth_last_error() -> *const c_char {
+    guard("berth_last_error", c"".as_ptr(), || LAST_ERROR.with_borrow(|last| last.as_ptr()))
+}
+
+/// Berth as a ggml backend registry, for `ggml_backend_register`. Needs a ggml of version 0.9.0 or newer in the process, as a shared library.
+/// The same pointer at every call. NULL if there is no ggml that fits, or a `BERTH_*` variable has a bad value: see `berth_last_error`.
+#[unsafe(no_mangle)]
+pub extern "C" fn berth_reg() -> *mut ggml_backend_reg {
+    pointer("berth_reg", || Ok(backend::instance()?.reg()))
+}
+
+/// The ggml buffer type `CPU_MMAP`: zero copy over a mapping of the model (through `ggml_backend_dev_buffer_from_host_ptr` with its
+/// device), plain host memory otherwise. NULL like `berth_reg`.
+#[unsafe(no_mangle)]
+pub extern "C" fn berth_buft_cpu_mmap() -> *mut ggml_backend_buffer_type {
+    pointer("berth_buft_cpu_mmap", || Ok(backend::instance()?.buffer_type(Kind::CpuMmap)))
+}
+
+/// The ggml buffer type `CUDA_Host`: page-locked by the CUDA driver; pageable, with a reason in the report, where that fails. NULL like
+/// `berth_reg`.
+#[unsafe(no_mangle)]
+pub extern "C" fn berth_buft_cuda_host() -> *mut ggml_backend_buffer_type {
+    pointer("berth_buft_cuda_host", || Ok(backend::instance()?.buffer_type(Kind::CudaHost)))
+}
+
+/// The ggml buffer type `ARENA`: one shared file per buffer in `BERTH_ARENA_DIR`; pageable, with a reason in the report, where that fails.
+/// NULL like `berth_reg`.
+#[unsafe(no_mangle)]
+pub extern "C" fn berth_buft_arena() -> *mut ggml_backend_buffer_type {
+    pointer("berth_buft_arena", || Ok(backend::instance()?.buffer_type(Kind::Arena)))
+}
+
+/// What was asked, got and why, for every buffer of this process, as one JSON object. `*json` is freed with `berth_string_free`.
+///
+/// # Safety
+/// `json` must be NULL, which is an error, or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_report_json(json: *mut *mut c_char) -> Status {
+    status("berth_report_json", || {
+        if json.is_null() {
+            return Err(Error::invalid("berth_report_json: json is NULL"));
+        }
+        let text = CString::new(report::to_json()).map_err(|e| Error::new(Status::Internal, e.to_string()))?;
+        // SAFETY: not NULL, and writable by the caller's promise.
+        unsafe { *json = text.into_raw() };
+        Ok(())
+    })
+}
+
+/// Frees a string that a function of this library returned. NULL is allowed.
+///
+/// # Safety
+/// `string` must be NULL, or come from this library and not have been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_string_free(string: *mut c_char) {
+    guard("berth_string_free", (), || {
+        if !string.is_null() {
+            // SAFETY: by the caller's promise it came from `CString::into_raw`.
+            drop(unsafe { CString::from_raw(string) });
+        }
+    });
+}
+
+/// Takes a message: level 1 error, 2 warning, 3 information; one line without newline, valid during the call; the pointer given with the
+/// function.
+pub type LogFn = Option<unsafe extern "C" fn(level: c_int, line: *const c_char, user: *mut c_void)>;
+
+struct User(*mut c_void);
+// SAFETY: the pointer is only handed back to the caller's function, which must be callable from any thread.
+unsafe impl Send for User {}
+// SAFETY: likewise.
+unsafe impl Sync for User {}
+
+/// Sends Berth's messages to `function` instead of standard error or the host's log; NULL goes back to standard error.
+///
+/// # Safety
+/// `function` must be NULL or callable from any thread, with `user`, until another one is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_log_set(function: LogFn, user: *mut c_void) {
+    guard("berth_log_set", (), || {
+        let user = User(user);
+        log::set_sink(function.map(|function| -> log::Sink {
+            Arc::new(move |level, line| {
+                let user = &user;
+                if let Ok(line) = CString::new(line) {
+                    // SAFETY: the caller promised that the function may be called with this pointer from any thread.
+                    unsafe { function(level as c_int, line.as_ptr(), user.0) };
+                }
+            })
+        }));
+    });
+}

@@ -1,0 +1,146 @@
+//! The `BERTH_*` environment, read once.
+//!
+//! Owns: names, defaults and the check of every setting. A value that is not understood is an error that names the variable, the value and
+//! what is allowed; nothing falls back to a default silently. Must not know: ggml, who uses a setting.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use crate::error::{Error, Result, Status};
+use crate::log::Level;
+
+/// All settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `BERTH_ARENA_DIR`: where arena files go. Default: `$XDG_CACHE_HOME/berth/arena`, else `$HOME/.cache/berth/arena`. `None` when neither is set.
+    pub arena_dir: Option<PathBuf>,
+    /// Whether `arena_dir` is the default: its missing parents are created, those of a directory that the user named are not.
+    pub arena_dir_is_default: bool,
+    /// `BERTH_LOG`: the least severe message that is passed on. Default: `info`.
+    pub log: Option<Level>,
+    /// `BERTH_STRICT`: a fallback is an error. Default: off.
+    pub strict: bool,
+    /// `BERTH_REPORT`: file that always holds the current report. Default: none.
+    pub report: Option<PathBuf>,
+}
+
+/// Settings as they are without any environment.
+impl Default for Config {
+    fn default() -> Self {
+        Config { arena_dir: None, arena_dir_is_default: true, log: Some(Level::Info), strict: false, report: None }
+    }
+}
+
+/// The settings of this process, read at the first call. Later changes of the environment have no effect.
+///
+/// # Errors
+/// [`Status::Config`] if any variable has a bad value; the same error on every call.
+pub fn get() -> Result<&'static Config> {
+    static CONFIG: OnceLock<Result<Config>> = OnceLock::new();
+    CONFIG.get_or_init(|| Config::from_lookup(|name| std::env::var_os(name))).as_ref().map_err(Clone::clone)
+}
+
+impl Config {
+    /// Builds the settings from any source of variables. An empty value counts as not set.
+    ///
+    /// # Errors
+    /// [`Status::Config`], naming the variable, for the first bad value.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config> {
+        let get = |name: &str| lookup(name).filter(|v| !v.is_empty());
+        let named = get("BERTH_ARENA_DIR").map(|v| absolute("BERTH_ARENA_DIR", v)).transpose()?;
+        let config = Config {
+            arena_dir_is_default: named.is_none(),
+            arena_dir: named.or_else(|| default_arena_dir(&get)),
+            log: get("BERTH_LOG").map_or(Ok(Some(Level::Info)), |v| parse_level(&v))?,
+            strict: get("BERTH_STRICT").map_or(Ok(false), |v| parse_switch("BERTH_STRICT", &v))?,
+            report: get("BERTH_REPORT").map(|v| absolute("BERTH_REPORT", v)).transpose()?,
+        };
+        Ok(config)
+    }
+}
+
+fn default_arena_dir(get: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let absolute_or_none = |v: OsString| Some(PathBuf::from(v)).filter(|p| p.is_absolute());
+    let cache = get("XDG_CACHE_HOME").and_then(absolute_or_none);
+    let cache = cache.or_else(|| get("HOME").and_then(absolute_or_none).map(|home| home.join(".cache")));
+    cache.map(|c| c.join("berth").join("arena"))
+}
+
+/// A relative path would change its meaning with the host's working directory, so only absolute ones are taken.
+fn absolute(name: &str, value: OsString) -> Result<PathBuf> {
+    let path = PathBuf::from(value);
+    if path.is_absolute() { Ok(path) } else { Err(bad(name, path.as_os_str(), "an absolute path")) }
+}
+
+fn parse_switch(name: &str, value: &OsStr) -> Result<bool> {
+    match value.to_str() {
+        Some("1" | "on" | "true" | "yes") => Ok(true),
+        Some("0" | "off" | "false" | "no") => Ok(false),
+        _ => Err(bad(name, value, "1 or 0 (on/off, true/false, yes/no)")),
+    }
+}
+
+fn parse_level(value: &OsStr) -> Result<Option<Level>> {
+    match value.to_str() {
+        Some("off") => Ok(None),
+        Some("error") => Ok(Some(Level::Error)),
+        Some("warn") => Ok(Some(Level::Warn)),
+        Some("info") => Ok(Some(Level::Info)),
+        Some("debug") => Ok(Some(Level::Debug)),
+        _ => Err(bad("BERTH_LOG", value, "off, error, warn, info or debug")),
+    }
+}
+
+fn bad(name: &str, value: &OsStr, allowed: &str) -> Error {
+    Error::new(Status::Config, format!("{name}={value:?} is not understood; it takes {allowed}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Result<Config> {
+        Config::from_lookup(|name| pairs.iter().find(|(k, _)| *k == name).map(|(_, v)| OsString::from(v)))
+    }
+
+    #[test]
+    fn nothing_set_gives_the_defaults() {
+        assert_eq!(from(&[]), Ok(Config::default()));
+        assert_eq!(from(&[("BERTH_LOG", ""), ("BERTH_STRICT", "")]), Ok(Config::default()));
+    }
+
+    #[test]
+    fn the_arena_lies_under_the_users_cache() {
+        let home = from(&[("HOME", "/home/u")]).unwrap();
+        assert_eq!(home.arena_dir, Some(PathBuf::from("/home/u/.cache/berth/arena")));
+        let xdg = from(&[("HOME", "/home/u"), ("XDG_CACHE_HOME", "/c")]).unwrap();
+        assert_eq!(xdg.arena_dir, Some(PathBuf::from("/c/berth/arena")));
+        let relative_xdg = from(&[("XDG_CACHE_HOME", "c")]).unwrap();
+        assert_eq!(relative_xdg.arena_dir, None, "the XDG specification says to ignore relative paths");
+        let named = from(&[("HOME", "/home/u"), ("BERTH_ARENA_DIR", "/data")]).unwrap();
+        assert_eq!((named.arena_dir, named.arena_dir_is_default), (Some(PathBuf::from("/data")), false));
+    }
+
+    #[test]
+    fn every_bad_value_is_an_error_that_names_it() {
+        for (name, value) in
+            [("BERTH_LOG", "verbose"), ("BERTH_STRICT", "maybe"), ("BERTH_STRICT", "2"), ("BERTH_ARENA_DIR", "arena"), ("BERTH_REPORT", "r.json")]
+        {
+            let error = from(&[(name, value)]).expect_err(name);
+            assert_eq!(error.status, Status::Config);
+            assert!(error.message.contains(name) && error.message.contains(value), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_documented_value_is_taken() {
+        for (value, want) in [("1", true), ("on", true), ("true", true), ("yes", true), ("0", false), ("off", false), ("false", false), ("no", false)] {
+            assert_eq!(from(&[("BERTH_STRICT", value)]).unwrap().strict, want);
+        }
+        let levels = [("off", None), ("error", Some(Level::Error)), ("warn", Some(Level::Warn)), ("info", Some(Level::Info)), ("debug", Some(Level::Debug))];
+        for (value, want) in levels {
+            assert_eq!(from(&[("BERTH_LOG", value)]).unwrap().log, want);
+        }
+    }
+}

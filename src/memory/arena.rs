@@ -1,0 +1,347 @@
+//! Memory backed by a file: reclaimable by the kernel, never anonymous.
+//!
+//! Owns: the directory check, the file, the space in it, and its slices. A file is made without a name where the file system can (else it is
+//! unlinked at once), so nothing is left behind however the process ends; its space is reserved before it is mapped, so no access can raise
+//! SIGBUS for want of disk. Must not know: ggml, what the bytes mean.
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{HUGE_PAGE, round_up};
+use crate::error::{Error, Result, Status};
+
+/// A directory that arena files may go to, checked when it was opened.
+pub struct Directory {
+    fd: OwnedFd,
+    path: PathBuf,
+    /// Whether files there lie in memory (tmpfs, ramfs), which defeats the purpose.
+    pub in_memory: bool,
+}
+
+impl Directory {
+    /// Opens the directory, and makes it (mode 0700) if it is missing: with `make_parents` up to two missing levels above it too.
+    ///
+    /// # Errors
+    /// [`Status::Io`], naming the path, if it is not a directory, is a symbolic link, or cannot be opened or made.
+    pub fn open(path: &Path, make_parents: bool) -> Result<Directory> {
+        make(path, if make_parents { 2 } else { 0 })?;
+        let c_path = c_path(path)?;
+        let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_RDONLY;
+        // SAFETY: the path is NUL-terminated.
+        let fd = unsafe { libc::open(c_path.as_ptr(), flags) };
+        if fd < 0 {
+            let cause = std::io::Error::last_os_error();
+            let why = match std::fs::symlink_metadata(path) {
+                Ok(m) if m.is_symlink() => "it is a symbolic link".to_owned(),
+                Ok(m) if !m.is_dir() => "it is not a directory".to_owned(),
+                _ => cause.to_string(),
+            };
+            return Err(Error::new(Status::Io, format!("arena directory {}: {why}", path.display())));
+        }
+        // SAFETY: a new descriptor that nothing else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: an all-zero statfs is valid.
+        let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open and `fs` writable.
+        if unsafe { libc::fstatfs(fd.as_raw_fd(), &raw mut fs) } != 0 {
+            return Err(Error::last_os(format_args!("arena directory {}", path.display())));
+        }
+        const RAMFS_MAGIC: i64 = 0x8584_58f6;
+        let in_memory = [libc::TMPFS_MAGIC, RAMFS_MAGIC].contains(&fs.f_type);
+        Ok(Directory { fd, path: path.to_owned(), in_memory })
+    }
+
+    /// Its path as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes that this user may still write to its file system.
+    pub fn free_bytes(&self) -> Result<u64> {
+        // SAFETY: an all-zero statvfs is valid.
+        let mut fs: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open and `fs` writable.
+        if unsafe { libc::fstatvfs(self.fd.as_raw_fd(), &raw mut fs) } != 0 {
+            return Err(Error::last_os(format_args!("free space of {}", self.path.display())));
+        }
+        Ok(fs.f_bavail.saturating_mul(fs.f_frsize))
+    }
+
+    /// A new file without a name, readable and writable by this user alone.
+    fn unnamed_file(&self) -> Result<OwnedFd> {
+        const FLAGS: i32 = libc::O_RDWR | libc::O_CLOEXEC;
+        // SAFETY: the descriptor is open and the path NUL-terminated.
+        let fd = unsafe { libc::openat(self.fd.as_raw_fd(), c".".as_ptr(), FLAGS | libc::O_TMPFILE, 0o600) };
+        if fd >= 0 {
+            // SAFETY: a new descriptor that nothing else owns.
+            return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+        match std::io::Error::last_os_error().raw_os_error() {
+            // File systems without O_TMPFILE say one of these.
+            Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT | libc::EINVAL) => self.unlinked_file(),
+            _ => Err(Error::last_os(format_args!("make a file in {}", self.path.display()))),
+        }
+    }
+
+    /// The same for file systems that cannot make a file without a name: it has one for a moment.
+    fn unlinked_file(&self) -> Result<OwnedFd> {
+        static COUNTER: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("berth-{}-{}.arena\0", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        let name = name.as_bytes().as_ptr().cast();
+        let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+        // SAFETY: the descriptor is open and the name NUL-terminated.
+        let fd = unsafe { libc::openat(self.fd.as_raw_fd(), name, flags, 0o600) };
+        if fd < 0 {
+            return Err(Error::last_os(format_args!("make a file in {}", self.path.display())));
+        }
+        // SAFETY: a new descriptor that nothing else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: as above; the name is the one just made.
+        if unsafe { libc::unlinkat(self.fd.as_raw_fd(), name, 0) } != 0 {
+            return Err(Error::last_os(format_args!("unlink a file in {}", self.path.display())));
+        }
+        Ok(fd)
+    }
+}
+
+/// Makes a directory and up to `parents` missing levels above it.
+fn make(path: &Path, parents: u32) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && parents > 0 => {
+            make(path.parent().ok_or_else(|| Error::os(format_args!("make {}", path.display()), &e))?, parents - 1)?;
+            make(path, 0)
+        }
+        Err(e) => Err(Error::os(format_args!("make the arena directory {}", path.display()), &e)),
+    }
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::invalid(format!("{} contains a NUL byte", path.display())))
+}
+
+/// One mapped file and the space in it.
+pub struct Arena {
+    fd: OwnedFd,
+    base: *mut u8,
+    capacity: usize,
+    used: AtomicUsize,
+}
+
+// SAFETY: the mapping belongs to no thread, and slices never overlap.
+unsafe impl Send for Arena {}
+// SAFETY: `used` is atomic; all else is constant.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// A new arena of at least `capacity` bytes, rounded up to 2 MiB (`capacity` > 0). All its space is reserved on disk.
+    ///
+    /// # Errors
+    /// [`Status::NoSpace`] if the file system has too little free, [`Status::Io`] or [`Status::OutOfMemory`] if the kernel refuses.
+    pub fn new(directory: &Directory, capacity: usize) -> Result<Arc<Arena>> {
+        let capacity = round_up(capacity, HUGE_PAGE)?;
+        let free = directory.free_bytes()?;
+        if capacity as u64 > free {
+            let place = directory.path.display();
+            return Err(Error::new(Status::NoSpace, format!("{place} has {free} bytes free, {capacity} are needed")));
+        }
+        let fd = directory.unnamed_file()?;
+        reserve(&fd, capacity).map_err(|e| Error::os(format_args!("reserve {capacity} bytes in {}", directory.path.display()), &e))?;
+        // SAFETY: a new shared mapping of a file of that size, at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), capacity, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd(), 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Error::last_os(format_args!("map {capacity} bytes of a file in {}", directory.path.display())));
+        }
+        // Experts are read in an order that no read-ahead guesses. Advice only.
+        // SAFETY: exactly the mapping just made.
+        unsafe { libc::madvise(base, capacity, libc::MADV_RANDOM) };
+        Ok(Arc::new(Arena { fd, base: base.cast(), capacity, used: AtomicUsize::new(0) }))
+    }
+
+    /// The next `len` bytes, on a 2 MiB boundary of the file.
+    ///
+    /// # Errors
+    /// [`Status::OutOfMemory`] if the arena has too little left.
+    pub fn slice(self: &Arc<Self>, len: usize) -> Result<Slice> {
+        let step = round_up(len, HUGE_PAGE)?;
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(step).filter(|end| *end <= self.capacity)
+        });
+        match taken {
+            Ok(offset) => Ok(Slice { arena: self.clone(), offset, len }),
+            Err(used) => {
+                let left = self.capacity - used;
+                Err(Error::new(Status::OutOfMemory, format!("the arena has {left} bytes left, {step} are needed")))
+            }
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `new`, unmapped once; no slice is left, each holds a reference.
+        unsafe { libc::munmap(self.base.cast(), self.capacity) };
+    }
+}
+
+/// Gives the file its size with every block allocated.
+fn reserve(fd: &OwnedFd, len: usize) -> std::io::Result<()> {
+    let signed = libc::off_t::try_from(len).map_err(std::io::Error::other)?;
+    loop {
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, signed) } == 0 {
+            return Ok(());
+        }
+        let cause = std::io::Error::last_os_error();
+        match cause.raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::EOPNOTSUPP | libc::ENOSYS) => return write_zeros(fd, len),
+            _ => return Err(cause),
+        }
+    }
+}
+
+/// Reserves space on file systems without `fallocate`, by writing.
+fn write_zeros(fd: &OwnedFd, len: usize) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::from(fd.try_clone()?);
+    let zeros = vec![0u8; 1 << 20];
+    let mut at = 0;
+    while at < len {
+        let n = zeros.len().min(len - at);
+        file.write_all_at(&zeros[..n], at as u64)?;
+        at += n;
+    }
+    Ok(())
+}
+
+/// A part of an arena. The arena lives as long as any of its slices.
+pub struct Slice {
+    arena: Arc<Arena>,
+    offset: usize,
+    len: usize,
+}
+
+impl Slice {
+    /// First byte, on a page boundary.
+    pub fn base(&self) -> *mut u8 {
+        self.arena.base.wrapping_add(self.offset)
+    }
+
+    /// Bytes asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Starts to write `len` bytes at `offset` to the file, so that dirty pages do not pile up. Small pieces are left to the kernel.
+    pub fn start_writeback(&self, offset: usize, len: usize) {
+        const WORTH_A_CALL: usize = 1 << 20;
+        if len < WORTH_A_CALL {
+            return;
+        }
+        let (start, len) = ((self.offset + offset) as i64, len as i64);
+        // Advice only: the kernel writes the pages back sooner or later anyway.
+        // SAFETY: the descriptor is open.
+        unsafe { libc::sync_file_range(self.arena.fd.as_raw_fd(), start, len, libc::SYNC_FILE_RANGE_WRITE) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A fresh directory that is removed at the end.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Scratch {
+            let path = std::env::temp_dir().join(format!("berth-arena-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Scratch(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn slices_do_not_overlap_and_hold_what_is_written() {
+        let scratch = Scratch::new("slices");
+        let directory = Directory::open(&scratch.0, false).unwrap();
+        let arena = Arena::new(&directory, 3 * HUGE_PAGE - 7).unwrap();
+        let slices: Vec<Slice> = [1, HUGE_PAGE, 5].map(|len| arena.slice(len).unwrap()).into();
+        assert_eq!(arena.slice(1).err().map(|e| e.status), Some(Status::OutOfMemory));
+        drop(arena);
+        for (i, s) in slices.iter().enumerate() {
+            // SAFETY: the slice owns these bytes.
+            unsafe { std::ptr::write_bytes(s.base(), i as u8 + 1, s.len()) };
+            s.start_writeback(0, s.len());
+        }
+        for (i, s) in slices.iter().enumerate() {
+            // SAFETY: the slice owns these bytes and nobody writes them now.
+            assert!(unsafe { std::slice::from_raw_parts(s.base(), s.len()) }.iter().all(|b| *b == i as u8 + 1));
+        }
+        assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0, "the file has no name");
+    }
+
+    #[test]
+    fn a_file_with_a_name_for_a_moment_leaves_none_and_is_private() {
+        let scratch = Scratch::new("named");
+        let directory = Directory::open(&scratch.0, false).unwrap();
+        let file = std::fs::File::from(directory.unlinked_file().unwrap());
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0);
+        write_zeros(&OwnedFd::from(file.try_clone().unwrap()), 3_000_001).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 3_000_001);
+    }
+
+    #[test]
+    fn directories_are_made_private_and_only_as_deep_as_asked() {
+        let scratch = Scratch::new("make");
+        let deep = scratch.0.join("cache/berth/arena");
+        assert!(Directory::open(&deep, false).is_err());
+        assert!(!scratch.0.join("cache").exists());
+        Directory::open(&deep, true).unwrap();
+        assert_eq!(std::fs::metadata(&deep).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(Directory::open(&scratch.0.join("a/b/c/d"), true).is_err());
+    }
+
+    #[test]
+    fn what_is_no_directory_of_its_own_is_refused_by_name() {
+        let scratch = Scratch::new("refuse");
+        let (file, link) = (scratch.0.join("file"), scratch.0.join("link"));
+        std::fs::write(&file, b"text").unwrap();
+        std::os::unix::fs::symlink(&scratch.0, &link).unwrap();
+        for (path, why) in [(&file, "not a directory"), (&link, "symbolic link")] {
+            let error = Directory::open(path, true).err().unwrap();
+            assert!(error.message.contains(why) && error.message.contains(path.to_str().unwrap()), "{error}");
+        }
+        assert!(Directory::open(&file.join("below"), true).is_err());
+    }
+
+    #[test]
+    fn more_than_the_disk_has_is_an_error_before_anything_is_written() {
+        let scratch = Scratch::new("full");
+        let directory = Directory::open(&scratch.0, false).unwrap();
+        let error = Arena::new(&directory, 1 << 60).err().unwrap();
+        assert_eq!(error.status, Status::NoSpace);
+        assert!(Arena::new(&directory, usize::MAX).is_err());
+    }
+}

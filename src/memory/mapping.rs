@@ -1,0 +1,128 @@
+//! Files mapped into memory: our own read-only mappings, and what the kernel says about mappings of others.
+//!
+//! Owns: [`FileMapping`] (through `memmap2`) and [`find`], which reads `/proc/self/maps`. Must not know: what the file contains.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// A whole file, mapped read-only.
+pub struct FileMapping {
+    map: memmap2::Mmap,
+    path: PathBuf,
+}
+
+impl FileMapping {
+    /// Maps the file. An empty file is an error: it has no byte to point at.
+    ///
+    /// # Errors
+    /// [`crate::error::Status::Io`], naming the file.
+    pub fn open(path: &Path) -> Result<FileMapping> {
+        let named = |what: &str, e: std::io::Error| Error::os(format_args!("{what} {}", path.display()), &e);
+        let file = File::open(path).map_err(|e| named("open", e))?;
+        if file.metadata().map_err(|e| named("stat", e))?.len() == 0 {
+            return Err(named("map", std::io::Error::other("the file is empty")));
+        }
+        // SAFETY: the mapping is read through raw pointers or for bytes whose every value is valid. A file that another process truncates
+        // while it is mapped raises SIGBUS on access, as in every program that maps models; the README says so.
+        let map = unsafe { memmap2::MmapOptions::new().map(&file) }.map_err(|e| named("map", e))?;
+        Ok(FileMapping { map, path: path.to_owned() })
+    }
+
+    /// The bytes of the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// The file's path as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// What the kernel knows about the mapping at an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// Whether it may be written.
+    pub writable: bool,
+    /// File it maps, if any.
+    pub file: Option<PathBuf>,
+    /// Offset in the file of the address asked for, in bytes.
+    pub offset: u64,
+    /// Inode of the file, 0 if there is none.
+    pub inode: u64,
+}
+
+/// The mapping that contains `address`, from `/proc/self/maps`. `None` if there is none, or no such file.
+pub fn find(address: *const u8) -> Option<Mapped> {
+    find_in(&std::fs::read(Path::new("/proc/self/maps")).ok()?, address.addr() as u64)
+}
+
+fn find_in(maps: &[u8], address: u64) -> Option<Mapped> {
+    maps.split(|b| *b == b'\n').find_map(|line| {
+        // start-end perms offset dev inode   path, the path alone may contain spaces.
+        let mut fields = line.splitn(6, |b| *b == b' ');
+        let mut field = || std::str::from_utf8(fields.next()?).ok();
+        let (range, perms, offset, _device, inode) = (field()?, field()?, field()?, field()?, field()?);
+        let (start, end) = range.split_once('-')?;
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        if !(start..end).contains(&address) {
+            return None;
+        }
+        let path = fields.next().unwrap_or(b"").trim_ascii_start();
+        Some(Mapped {
+            writable: perms.as_bytes().get(1) == Some(&b'w'),
+            file: path.starts_with(b"/").then(|| {
+                use std::os::unix::ffi::OsStrExt;
+                PathBuf::from(std::ffi::OsStr::from_bytes(path))
+            }),
+            offset: u64::from_str_radix(offset, 16).ok()? + (address - start),
+            inode: inode.parse().ok()?,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn a_mapping_names_its_file_and_offset() {
+        let dir = std::env::temp_dir().join(format!("berth mapping {}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("with a space.gguf");
+        let content: Vec<u8> = (0..20_000u32).map(|i| i as u8).collect();
+        std::fs::write(&path, &content).unwrap();
+        let map = FileMapping::open(&path).unwrap();
+        assert_eq!(map.bytes(), content);
+        let found = find(map.bytes()[9000..].as_ptr()).unwrap();
+        assert_eq!(found.file.as_deref(), Some(path.canonicalize().unwrap().as_path()));
+        assert_eq!((found.writable, found.offset, found.inode), (false, 9000, std::fs::metadata(&path).unwrap().ino()));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn memory_without_a_file_has_none() {
+        let value = Box::new([1u8; 64]);
+        let found = find(value.as_ptr()).unwrap();
+        assert_eq!((found.writable, found.file), (true, None));
+        assert_eq!(find(std::ptr::null()), None);
+    }
+
+    #[test]
+    fn a_missing_or_empty_file_is_named() {
+        assert!(FileMapping::open(Path::new("/nonexistent/m.gguf")).err().is_some_and(|e| e.message.contains("/nonexistent/m.gguf")));
+        assert!(FileMapping::open(Path::new("/dev/null")).err().is_some_and(|e| e.message.contains("empty")));
+    }
+
+    #[test]
+    fn odd_lines_are_passed_over() {
+        assert_eq!(find_in(b"", 5), None);
+        assert_eq!(find_in(b"garbage\n1-z rw-p 0 0:0 0\n-\n", 5), None);
+        let line = b"1000-3000 r--s 00002000 fe:00 77                         /a b\n";
+        let want = Mapped { writable: false, file: Some("/a b".into()), offset: 0x2010, inode: 77 };
+        assert_eq!(find_in(line, 0x1010), Some(want));
+    }
+}

@@ -1,0 +1,141 @@
+//! Owned byte regions: pageable, mapped, page-locked, file-backed.
+//!
+//! Owns: getting, describing and giving back memory. Must not know: ggml, tensors, who chose a place or what happens when one cannot be had.
+
+pub mod arena;
+pub mod mapping;
+pub mod pageable;
+pub mod pinned;
+
+use crate::error::{Error, Result, Status};
+
+/// Alignment of the first byte of every region that is allocated here, in bytes: one cache line, one AVX-512 register.
+pub const ALIGNMENT: usize = 64;
+
+/// Size of a huge page, in bytes. Large regions start on one and are rounded up to one.
+pub const HUGE_PAGE: usize = 2 << 20;
+
+/// `n` rounded up to a multiple of `step`, a power of two.
+///
+/// # Errors
+/// [`Status::OutOfMemory`] if the result does not fit.
+pub fn round_up(n: usize, step: usize) -> Result<usize> {
+    n.checked_next_multiple_of(step)
+        .filter(|r| isize::try_from(*r).is_ok())
+        .ok_or_else(|| Error::new(Status::OutOfMemory, format!("{n} bytes are more than an address space holds")))
+}
+
+/// What keeps the bytes of a [`Region`] alive.
+#[expect(dead_code, reason = "owners are held to be dropped")]
+enum Owner {
+    /// Nothing to keep: no bytes.
+    Empty,
+    /// Somebody else's memory.
+    Borrowed,
+    Pageable(pageable::Pageable),
+    Pinned(pinned::Pinned),
+    Arena(arena::Slice),
+}
+
+/// Bytes in host memory, readable and, if [`Region::is_writable`], writable until it is dropped.
+pub struct Region {
+    base: *mut u8,
+    len: usize,
+    writable: bool,
+    owner: Owner,
+}
+
+// SAFETY: the bytes belong to no thread, and every owner in it may be dropped on any thread. Access to the bytes goes through raw pointers,
+// whose users order their accesses.
+unsafe impl Send for Region {}
+// SAFETY: likewise; `&Region` gives out addresses only.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A region of no bytes, at a non-NULL address that is aligned.
+    pub fn empty() -> Region {
+        Region { base: std::ptr::without_provenance_mut(ALIGNMENT), len: 0, writable: true, owner: Owner::Empty }
+    }
+
+    /// Somebody else's bytes.
+    ///
+    /// # Safety
+    /// `base` must point at `len` bytes that stay readable, and writable if `writable` says so, while the region lives.
+    pub unsafe fn borrowed(base: *mut u8, len: usize, writable: bool) -> Region {
+        Region { base, len, writable, owner: Owner::Borrowed }
+    }
+
+    /// Address of the first byte, never NULL.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the bytes may be written. A borrowed read-only mapping says no.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Address of `len` bytes at `address`, if all of them lie in this region.
+    pub fn within(&self, address: *mut u8, len: usize) -> Option<*mut u8> {
+        let offset = address.addr().checked_sub(self.base.addr())?;
+        let end = offset.checked_add(len)?;
+        // The pointer is rebuilt from our own base, so that it has the region's provenance.
+        if end <= self.len { Some(self.base.wrapping_add(offset)) } else { None }
+    }
+
+    /// Tells that `len` bytes at `offset` were written, so that a file-backed region can start to write them back.
+    pub fn written(&self, offset: usize, len: usize) {
+        if let Owner::Arena(slice) = &self.owner {
+            slice.start_writeback(offset, len);
+        }
+    }
+}
+
+macro_rules! from_owner {
+    ($($ty:ty => $variant:ident),*) => { $(
+        impl From<$ty> for Region {
+            fn from(owned: $ty) -> Region {
+                Region { base: owned.base(), len: owned.len(), writable: true, owner: Owner::$variant(owned) }
+            }
+        }
+    )* };
+}
+from_owner!(pageable::Pageable => Pageable, pinned::Pinned => Pinned, arena::Slice => Arena);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_refuses_what_no_address_space_holds() {
+        assert_eq!(round_up(0, 64), Ok(0));
+        assert_eq!(round_up(1, 64), Ok(64));
+        assert_eq!(round_up(HUGE_PAGE + 1, HUGE_PAGE), Ok(2 * HUGE_PAGE));
+        for huge in [usize::MAX, usize::MAX - 62, isize::MAX as usize] {
+            assert_eq!(round_up(huge, 64).unwrap_err().status, Status::OutOfMemory);
+        }
+    }
+
+    #[test]
+    fn within_refuses_every_byte_outside() {
+        let region = Region::from(pageable::Pageable::new(4096).unwrap());
+        let base = region.base();
+        assert_eq!(region.within(base, 4096), Some(base));
+        assert_eq!(region.within(base.wrapping_add(4096), 0), Some(base.wrapping_add(4096)));
+        for (start, len) in [(0, 4097), (1, 4096), (4096, 1), (4097, 0), (8, usize::MAX)] {
+            assert_eq!(region.within(base.wrapping_add(start), len), None);
+        }
+        assert_eq!(region.within(base.wrapping_sub(1), 1), None);
+        assert_eq!(region.within(std::ptr::null_mut(), 0), None);
+    }
+}

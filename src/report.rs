@@ -1,0 +1,329 @@
+//! What was asked, what was got, and why: a record of every buffer of this process.
+//!
+//! Owns: the records, their JSON, and the file named by `BERTH_REPORT`. Must not know: ggml, how memory is got.
+
+use std::collections::VecDeque;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+
+use crate::config;
+use crate::error::{Error, Result};
+use crate::log;
+
+/// How many freed buffers are remembered.
+const FREED_KEPT: usize = 256;
+
+/// Why something else was got than was asked. Codes are stable; messages are for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// There is no CUDA driver, or no device.
+    NoCudaDriver,
+    /// The CUDA driver refused the allocation.
+    PinFailed,
+    /// The arena directory is missing, no directory, a symbolic link, or not writable.
+    ArenaDirectory,
+    /// The arena's file system has too little space.
+    ArenaNoSpace,
+    /// The arena's file could not be made or mapped.
+    ArenaFailed,
+}
+
+/// Something else was got than was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fallback {
+    /// Stable code.
+    pub reason: Reason,
+    /// What failed, in words.
+    pub message: String,
+}
+
+/// Where bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// Nowhere: there are none.
+    Empty,
+    /// In a mapping of the host.
+    Mapped,
+    /// In anonymous memory.
+    Pageable,
+    /// In page-locked memory.
+    Pinned,
+    /// In an arena's file.
+    Arena,
+}
+
+impl Place {
+    /// Name in messages and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Place::Empty => "empty",
+            Place::Mapped => "mapped",
+            Place::Pageable => "pageable",
+            Place::Pinned => "pinned",
+            Place::Arena => "arena",
+        }
+    }
+}
+
+/// What is remembered of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Tensor {
+    /// Name in the model.
+    pub name: String,
+    /// Type, as ggml calls it.
+    #[serde(rename = "type")]
+    pub type_name: &'static str,
+    /// Bytes in the buffer.
+    pub bytes: usize,
+}
+
+/// What is remembered of one buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Buffer {
+    /// Number of the buffer, counted from 1 in this process.
+    pub id: u64,
+    /// Buffer type that was asked for, as typed in `-ot`.
+    pub asked: &'static str,
+    /// Where it lies.
+    pub got: Place,
+    /// Why it is not what was asked; absent if it is.
+    pub reason: Option<Reason>,
+    /// The same in words.
+    pub message: Option<String>,
+    /// Size in bytes.
+    pub bytes: usize,
+    /// Bytes of it that are page-locked.
+    pub pinned_bytes: usize,
+    /// File behind it: the mapped model, or the directory of the arena's nameless file.
+    pub file: Option<PathBuf>,
+    /// Whether it still exists.
+    pub live: bool,
+    /// Weights in it.
+    pub tensors: Vec<Tensor>,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    berth: &'static str,
+    hosts: &'a [HostInfo],
+    strict: bool,
+    fallbacks: usize,
+    buffers: Vec<&'a Buffer>,
+}
+
+/// What is remembered of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HostInfo {
+    /// Its ggml's version.
+    pub ggml_version: String,
+    /// Layout of its tables.
+    pub layout: &'static str,
+    /// File its ggml is in.
+    pub file: PathBuf,
+}
+
+#[derive(Default)]
+struct State {
+    last_id: u64,
+    hosts: Vec<HostInfo>,
+    live: Vec<Buffer>,
+    freed: VecDeque<Buffer>,
+    fallbacks: usize,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+fn state() -> MutexGuard<'static, Option<State>> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Number of a buffer in the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Id(u64);
+
+/// Remembers a host.
+pub fn add_host(host: HostInfo) {
+    state().get_or_insert_default().hosts.push(host);
+}
+
+/// Remembers a new buffer and logs one line about it: WARN if it is not what was asked, INFO if it is.
+pub fn add_buffer(asked: &'static str, got: Place, bytes: usize, file: Option<PathBuf>, fallback: Option<Fallback>) -> Id {
+    let place = got.name();
+    match &fallback {
+        Some(f) => log::warning!("{asked}: asked for {asked}, got {place} memory for {bytes} bytes ({}): {}", human(bytes), f.message),
+        None if bytes > 0 => {
+            let at = file.as_ref().map_or(String::new(), |f| format!(" in {}", f.display()));
+            log::info!("{asked}: {bytes} bytes ({}) {place}{at}", human(bytes));
+        }
+        None => {}
+    }
+    let id = {
+        let mut guard = state();
+        let state = guard.get_or_insert_default();
+        state.last_id += 1;
+        state.fallbacks += usize::from(fallback.is_some());
+        state.live.push(Buffer {
+            id: state.last_id,
+            asked,
+            got,
+            reason: fallback.as_ref().map(|f| f.reason),
+            message: fallback.map(|f| f.message),
+            bytes,
+            pinned_bytes: if got == Place::Pinned { bytes } else { 0 },
+            file,
+            live: true,
+            tensors: Vec::new(),
+        });
+        Id(state.last_id)
+    };
+    changed();
+    id
+}
+
+/// Remembers that a weight lies in a buffer.
+pub fn add_tensor(id: Id, tensor: Tensor) {
+    let mut guard = state();
+    let buffers = guard.iter_mut().flat_map(|s| &mut s.live);
+    if let Some(buffer) = buffers.rev().find(|b| b.id == id.0) {
+        buffer.tensors.push(tensor);
+    }
+}
+
+/// Remembers that a buffer is gone.
+pub fn remove_buffer(id: Id) {
+    if let Some(state) = state().as_mut()
+        && let Some(at) = state.live.iter().position(|b| b.id == id.0)
+    {
+        let mut buffer = state.live.remove(at);
+        buffer.live = false;
+        if buffer.bytes > 0 {
+            state.freed.push_back(buffer);
+            if state.freed.len() > FREED_KEPT {
+                state.freed.pop_front();
+            }
+        }
+    }
+    changed();
+}
+
+/// The whole record as one JSON object.
+pub fn to_json() -> String {
+    let guard = state();
+    let empty = State::default();
+    let state = guard.as_ref().unwrap_or(&empty);
+    let report = Report {
+        berth: env!("CARGO_PKG_VERSION"),
+        hosts: &state.hosts,
+        strict: config::get().is_ok_and(|c| c.strict),
+        fallbacks: state.fallbacks,
+        buffers: state.freed.iter().chain(&state.live).filter(|b| b.bytes > 0).collect(),
+    };
+    serde_json::to_string_pretty(&report).unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}"))
+}
+
+/// Writes the report file, if one is asked for. Called when the record has changed.
+pub fn changed() {
+    static WRITING: Mutex<()> = Mutex::new(());
+    let Ok(Some(path)) = config::get().map(|c| c.report.as_deref()) else { return };
+    let _one_at_a_time = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Err(error) = write_file(path, to_json().as_bytes()) {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| log::error!("BERTH_REPORT: {error}"));
+    }
+}
+
+/// Replaces the file as a whole: a reader sees the old or the new content, and a symbolic link in its place is replaced, not followed.
+fn write_file(path: &Path, content: &[u8]) -> Result<()> {
+    let named = |what: &str, path: &Path, e: std::io::Error| Error::os(format_args!("{what} {}", path.display()), &e);
+    if let Ok(there) = std::fs::symlink_metadata(path)
+        && !there.is_file()
+        && !there.is_symlink()
+    {
+        return Err(Error::invalid(format!("{} is not a regular file", path.display())));
+    }
+    if std::fs::metadata(path).is_ok_and(|target| !target.is_file()) {
+        return Err(Error::invalid(format!("{} leads to something that is not a regular file", path.display())));
+    }
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let _ = std::fs::remove_file(&temporary);
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&temporary);
+    let mut file = file.map_err(|e| named("make", &temporary, e))?;
+    let written = file.write_all(content).map_err(|e| named("write", &temporary, e));
+    let renamed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(|e| named("replace", path, e)));
+    if renamed.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    renamed
+}
+
+/// A byte count for people, in binary units.
+fn human(bytes: usize) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fallback_is_in_the_json_with_its_code_and_its_tensors() {
+        let fallback = Fallback { reason: Reason::NoCudaDriver, message: "no \"driver\"\n".into() };
+        let id = add_buffer("CUDA_Host", Place::Pageable, 12345, None, Some(fallback));
+        add_tensor(id, Tensor { name: "blk.0.ffn_up_exps.weight".into(), type_name: "q4_K", bytes: 144 });
+        let find = || {
+            let json: serde_json::Value = serde_json::from_str(&to_json()).unwrap();
+            json["buffers"].as_array().unwrap().iter().find(|b| b["bytes"] == 12345).unwrap().clone()
+        };
+        let live = find();
+        assert_eq!((&live["asked"], &live["got"], &live["reason"]), (&"CUDA_Host".into(), &"pageable".into(), &"no_cuda_driver".into()));
+        assert_eq!((&live["live"], &live["pinned_bytes"]), (&true.into(), &0.into()));
+        assert_eq!(live["tensors"][0]["type"], "q4_K");
+        remove_buffer(id);
+        assert_eq!(find()["live"], false);
+        remove_buffer(id);
+    }
+
+    #[test]
+    fn the_file_is_replaced_whole_private_and_never_through_a_link() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = std::env::temp_dir().join(format!("berth-report-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (file, link, victim) = (dir.join("r.json"), dir.join("link.json"), dir.join("victim"));
+        write_file(&file, b"one").unwrap();
+        write_file(&file, b"two").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"two");
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::write(&victim, b"precious").unwrap();
+        std::os::unix::fs::symlink(&victim, &link).unwrap();
+        write_file(&link, b"three").unwrap();
+        assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+        assert!(write_file(Path::new("/dev/null"), b"x").is_err_and(|e| e.message.contains("/dev/null")));
+        assert!(write_file(&dir, b"x").is_err());
+        assert!(write_file(&dir.join("missing/r.json"), b"x").is_err());
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 3, "no temporary file is left");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!(human(0), "0 B");
+        assert_eq!(human(1536), "1.50 KiB");
+        assert_eq!(human(5 << 30), "5.00 GiB");
+        assert!(human(usize::MAX).ends_with(" TiB"));
+    }
+}
