@@ -1,14 +1,20 @@
-//! The `BERTH_*` environment, read once.
+//! The version, and the `BERTH_*` environment, read once.
 //!
 //! Owns: names, defaults and the check of every setting. A value that is not understood is an error that names the variable, the value and
 //! what is allowed; nothing falls back to a default silently. Must not know: ggml, who uses a setting.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CStr, OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use crate::error::{Error, Result, Status};
 use crate::log::Level;
+
+/// Version of this library, "major.minor.patch".
+pub const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => c"?",
+};
 
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,9 +130,13 @@ mod tests {
 
     #[test]
     fn every_bad_value_is_an_error_that_names_it() {
-        for (name, value) in
-            [("BERTH_LOG", "verbose"), ("BERTH_STRICT", "maybe"), ("BERTH_STRICT", "2"), ("BERTH_ARENA_DIR", "arena"), ("BERTH_REPORT", "r.json")]
-        {
+        for (name, value) in [
+            ("BERTH_LOG", "verbose"),
+            ("BERTH_STRICT", "maybe"),
+            ("BERTH_STRICT", "2"),
+            ("BERTH_ARENA_DIR", "arena"),
+            ("BERTH_REPORT", "r.json"),
+        ] {
             let error = from(&[(name, value)]).expect_err(name);
             assert_eq!(error.status, Status::Config);
             assert!(error.message.contains(name) && error.message.contains(value), "{error}");
@@ -135,10 +145,18 @@ mod tests {
 
     #[test]
     fn every_documented_value_is_taken() {
-        for (value, want) in [("1", true), ("on", true), ("true", true), ("yes", true), ("0", false), ("off", false), ("false", false), ("no", false)] {
+        for (value, want) in
+            [("1", true), ("on", true), ("true", true), ("yes", true), ("0", false), ("off", false), ("false", false), ("no", false)]
+        {
             assert_eq!(from(&[("BERTH_STRICT", value)]).unwrap().strict, want);
         }
-        let levels = [("off", None), ("error", Some(Level::Error)), ("warn", Some(Level::Warn)), ("info", Some(Level::Info)), ("debug", Some(Level::Debug))];
+        let levels = [
+            ("off", None),
+            ("error", Some(Level::Error)),
+            ("warn", Some(Level::Warn)),
+            ("info", Some(Level::Info)),
+            ("debug", Some(Level::Debug)),
+        ];
         for (value, want) in levels {
             assert_eq!(from(&[("BERTH_LOG", value)]).unwrap().log, want);
         }

@@ -219,7 +219,7 @@ pub fn to_json() -> String {
     let empty = State::default();
     let state = guard.as_ref().unwrap_or(&empty);
     let report = Report {
-        berth: env!("CARGO_PKG_VERSION"),
+        berth: config::VERSION.to_str().unwrap_or("?"),
         hosts: &state.hosts,
         strict: config::get().is_ok_and(|c| c.strict),
         fallbacks: state.fallbacks,

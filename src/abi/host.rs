@@ -60,7 +60,9 @@ impl Layout {
     pub fn choose(version: Version, has_2d: bool) -> Result<(Layout, bool)> {
         let contradiction = |what| Err(mismatch(format!("ggml {version} {what}: its tables are unknown")));
         match (version, has_2d) {
-            (v, _) if v < OLDEST => Err(mismatch(format!("found ggml {version}; supported is {OLDEST} and newer, with backend API {GGML_BACKEND_API_VERSION}"))),
+            (v, _) if v < OLDEST => {
+                Err(mismatch(format!("found ggml {version}; supported is {OLDEST} and newer, with backend API {GGML_BACKEND_API_VERSION}")))
+            }
             (v, true) if v < LAST_V1 => contradiction("has 2-D copies, which came later"),
             (v, false) if v > LAST_V1 => contradiction("lacks the 2-D copies"),
             (v, has_2d) => Ok((if has_2d { Layout::V2 } else { Layout::V1 }, v >= FIRST_UNKNOWN)),

@@ -341,8 +341,7 @@ pub struct ggml_backend_device_i {
     /// Host buffer type; what is returned here is downgraded by the loader under mmap.
     pub get_host_buffer_type: Option<unsafe extern "C" fn(*mut ggml_backend_device) -> *mut ggml_backend_buffer_type>,
     /// Buffer over memory of the host: pointer, size, size of the largest tensor.
-    pub buffer_from_host_ptr:
-        Option<unsafe extern "C" fn(*mut ggml_backend_device, *mut c_void, usize, usize) -> *mut ggml_backend_buffer>,
+    pub buffer_from_host_ptr: Option<unsafe extern "C" fn(*mut ggml_backend_device, *mut c_void, usize, usize) -> *mut ggml_backend_buffer>,
     /// Whether an operation can be computed.
     pub supports_op: Option<unsafe extern "C" fn(*mut ggml_backend_device, *const ggml_tensor) -> bool>,
     /// Whether tensors in buffers of this type can be read.

@@ -92,7 +92,8 @@ impl Instance {
         }));
         // SAFETY: the box was just made and is never freed; nobody else knows it yet.
         unsafe {
-            let host: &'static Host = &*&raw const (*at).host;
+            let host = &raw const (*at).host;
+            let host: &'static Host = &*host;
             (*at).reg.context = at.cast();
             for kind in KINDS {
                 let device = &raw mut (*at).devices[kind as usize];

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use super::{Instance, KINDS};
 use crate::abi::*;
+use crate::config::VERSION;
 
 /// The registry before it is linked.
 pub(super) fn reg() -> ggml_backend_reg {
@@ -48,20 +49,17 @@ unsafe extern "C" fn get_proc_address(_: *mut ggml_backend_reg, name: *const c_c
     })
 }
 
-/// What `llama_print_system_info` shows, ended by an entry of NULLs.
-unsafe extern "C" fn get_features(_: *mut ggml_backend_reg) -> *const ggml_backend_feature {
-    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-        Ok(version) => version,
-        Err(_) => c"?",
-    };
-    static FEATURES: Features = Features([
-        ggml_backend_feature { name: c"VERSION".as_ptr(), value: VERSION.as_ptr() },
-        ggml_backend_feature { name: std::ptr::null(), value: std::ptr::null() },
-    ]);
-    guard("get_features", std::ptr::null(), || FEATURES.0.as_ptr())
-}
+/// What `llama_print_system_info` shows of us, ended by an entry of NULLs.
+static FEATURES: Features = Features([
+    ggml_backend_feature { name: c"VERSION".as_ptr(), value: VERSION.as_ptr() },
+    ggml_backend_feature { name: std::ptr::null(), value: std::ptr::null() },
+]);
 
 struct Features([ggml_backend_feature; 2]);
 
 // SAFETY: the pointers lead to constant text.
 unsafe impl Sync for Features {}
+
+unsafe extern "C" fn get_features(_: *mut ggml_backend_reg) -> *const ggml_backend_feature {
+    guard("get_features", std::ptr::null(), || FEATURES.0.as_ptr())
+}

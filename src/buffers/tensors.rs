@@ -49,7 +49,10 @@ impl Contents {
         let found = span.end().filter(|end| *end <= bytes).and_then(|end| self.region.within(tensor.data.cast(), end));
         if found.is_none() {
             let Span { offset, size, count, stride } = span;
-            log::error!("{}: {what} of {count} x {size} bytes at {offset} (stride {stride}) refused: not inside the tensor's {bytes} bytes", self.name);
+            log::error!(
+                "{}: {what} of {count} x {size} bytes at {offset} (stride {stride}) refused: not inside the tensor's {bytes} bytes",
+                self.name
+            );
         }
         found
     }

@@ -11,9 +11,9 @@ use super::tensors::{Contents, Span};
 use super::{BufferType, CpuMmap, Placed};
 use crate::abi::*;
 use crate::error::Result;
+use crate::log;
 use crate::memory::{ALIGNMENT, Region, mapping};
 use crate::report::{self, Place};
-use crate::log;
 
 /// The ggml buffer type for `T`. Its context is the host; `device` is filled in by the device that owns it.
 pub fn buffer_type<T: BufferType>(host: &'static Host, device: *mut ggml_backend_device) -> ggml_backend_buffer_type {
@@ -27,7 +27,12 @@ pub fn buffer_type<T: BufferType>(host: &'static Host, device: *mut ggml_backend
 ///
 /// # Safety
 /// `base` must point at `size` bytes that stay mapped until the buffer is freed, and `buft` must live as long.
-pub unsafe fn from_host_ptr(buft: *mut ggml_backend_buffer_type, host: &'static Host, base: *mut u8, size: usize) -> Result<*mut ggml_backend_buffer> {
+pub unsafe fn from_host_ptr(
+    buft: *mut ggml_backend_buffer_type,
+    host: &'static Host,
+    base: *mut u8,
+    size: usize,
+) -> Result<*mut ggml_backend_buffer> {
     if size > 0 && base.is_null() {
         return Err(crate::error::Error::invalid(format!("{}: a buffer of {size} bytes at NULL", CpuMmap::name())));
     }
@@ -197,14 +202,26 @@ impl<I> BufferTable<I> {
         });
     }
 
-    unsafe extern "C" fn set_tensor(buffer: *mut ggml_backend_buffer, tensor: *mut ggml_tensor, data: *const c_void, offset: usize, size: usize) {
+    unsafe extern "C" fn set_tensor(
+        buffer: *mut ggml_backend_buffer,
+        tensor: *mut ggml_tensor,
+        data: *const c_void,
+        offset: usize,
+        size: usize,
+    ) {
         guard("set_tensor", (), || {
             // SAFETY: the host passes a live buffer of ours, a tensor in it, and `size` readable bytes.
             unsafe { Self::contents(buffer).set(&*tensor, data, 0, Span::one(offset, size)) };
         });
     }
 
-    unsafe extern "C" fn get_tensor(buffer: *mut ggml_backend_buffer, tensor: *const ggml_tensor, data: *mut c_void, offset: usize, size: usize) {
+    unsafe extern "C" fn get_tensor(
+        buffer: *mut ggml_backend_buffer,
+        tensor: *const ggml_tensor,
+        data: *mut c_void,
+        offset: usize,
+        size: usize,
+    ) {
         guard("get_tensor", (), || {
             // SAFETY: the host passes a live buffer of ours, a tensor in it, and `size` writable bytes.
             unsafe { Self::contents(buffer).get(&*tensor, data, 0, Span::one(offset, size)) };

@@ -6,11 +6,12 @@
 pub mod plugin;
 
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
 use crate::abi::{ggml_backend_buffer_type, ggml_backend_reg, guard};
 use crate::backend::{self, Kind};
+use crate::config::VERSION;
 use crate::error::{Error, Result, Status};
 use crate::{log, report};
 
@@ -39,11 +40,6 @@ fn pointer<T>(function: &str, body: impl FnOnce() -> Result<*mut T>) -> *mut T {
         })
     })
 }
-
-const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-    Ok(version) => version,
-    Err(_) => c"?",
-};
 
 /// Version of this library, "major.minor.patch". Constant.
 #[unsafe(no_mangle)]

@@ -154,9 +154,8 @@ impl Arena {
         let fd = directory.unnamed_file()?;
         reserve(&fd, capacity).map_err(|e| Error::os(format_args!("reserve {capacity} bytes in {}", directory.path.display()), &e))?;
         // SAFETY: a new shared mapping of a file of that size, at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), capacity, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd(), 0)
-        };
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), capacity, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(Error::last_os(format_args!("map {capacity} bytes of a file in {}", directory.path.display())));
         }
@@ -172,9 +171,8 @@ impl Arena {
     /// [`Status::OutOfMemory`] if the arena has too little left.
     pub fn slice(self: &Arc<Self>, len: usize) -> Result<Slice> {
         let step = round_up(len, HUGE_PAGE)?;
-        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(step).filter(|end| *end <= self.capacity)
-        });
+        let taken =
+            self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| used.checked_add(step).filter(|end| *end <= self.capacity));
         match taken {
             Ok(offset) => Ok(Slice { arena: self.clone(), offset, len }),
             Err(used) => {
