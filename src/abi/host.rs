@@ -100,12 +100,16 @@ unsafe impl Send for Host {}
 unsafe impl Sync for Host {}
 
 impl Host {
-    /// Finds and checks the ggml of the caller.
+    /// Finds and checks the ggml of the caller. `known` is asked first with its [`Host::id`]: what it answers is the result, so that a host is
+    /// checked once.
     ///
     /// # Errors
     /// [`Status::HostMismatch`] with one line that says what was found and what is supported.
-    pub fn find() -> Result<Host> {
+    pub fn find<T>(known: impl FnOnce(*const c_void) -> Option<T>, new: impl FnOnce(Host) -> T) -> Result<T> {
         let found = symbols::find()?;
+        if let Some(known) = known(found.buffer_init) {
+            return Ok(known);
+        }
         // SAFETY: the function takes nothing and returns a NUL-terminated literal.
         let text = unsafe { CStr::from_ptr((found.api.ggml_version)()) }.to_string_lossy().into_owned();
         let version = Version::parse(&text).ok_or_else(|| mismatch(format!("ggml_version() says {text:?}, which is no version")))?;
@@ -116,7 +120,7 @@ impl Host {
         if unknown {
             log::warning!("ggml {version} is newer than any that Berth was compared with; its structures look right, so it is accepted");
         }
-        Ok(host)
+        Ok(new(host))
     }
 
     /// Sends Berth's messages to the host's own log, where it has one to offer.

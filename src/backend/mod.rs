@@ -51,15 +51,13 @@ pub fn instance() -> Result<&'static Instance> {
     let config = config::get()?;
     log::set_threshold(config.log);
     let mut instances = INSTANCES.lock().unwrap_or_else(PoisonError::into_inner);
-    let host = Host::find()?;
-    if let Some(known) = instances.iter().find(|i| i.host.id() == host.id()) {
-        return Ok(known);
+    let known = |id| instances.iter().copied().find(|i| i.host.id() == id);
+    let instance = Host::find(known, Instance::link)?;
+    if !instances.iter().any(|i| std::ptr::eq(*i, instance)) {
+        instances.push(instance);
+        // From now on the host holds pointers into this library.
+        stay_loaded();
     }
-    report::add_host(HostInfo { ggml_version: host.version.to_string(), layout: host.layout.name(), file: host.file.clone() });
-    let instance = Instance::link(host);
-    instances.push(instance);
-    // From now on the host holds pointers into this library.
-    stay_loaded();
     Ok(instance)
 }
 
@@ -81,8 +79,9 @@ pub fn instance_or_log() -> Option<&'static Instance> {
 }
 
 impl Instance {
-    /// Puts the structs at their final addresses and lets them point at each other.
+    /// Puts the structs at their final addresses, lets them point at each other, and remembers the host.
     fn link(host: Host) -> &'static Instance {
+        report::add_host(HostInfo { ggml_version: host.version.to_string(), layout: host.layout.name(), file: host.file.clone() });
         let null = std::ptr::null_mut();
         let at = Box::into_raw(Box::new(Instance {
             reg: registry::reg(),

@@ -83,25 +83,26 @@ impl Contents {
         }
     }
 
-    /// Copies pieces from `source`, where they are `source_stride` bytes apart, into the tensor.
+    /// Copies pieces from `source`, where they are `source_stride` bytes apart, into the tensor. False if that was refused.
     ///
     /// # Safety
     /// `source` must be readable for all pieces.
-    pub(super) unsafe fn set(&self, tensor: &ggml_tensor, source: *const c_void, source_stride: usize, span: Span) {
+    pub(super) unsafe fn set(&self, tensor: &ggml_tensor, source: *const c_void, source_stride: usize, span: Span) -> bool {
         if span.is_empty() {
-            return;
+            return true;
         }
         if source.is_null() {
             log::error!("{}: set refused: the source is NULL", self.name);
-            return;
+            return false;
         }
-        let Some(data) = self.locate_writable(tensor, span, "set") else { return };
+        let Some(data) = self.locate_writable(tensor, span, "set") else { return false };
         for i in 0..span.count {
             let from = source.cast::<u8>().wrapping_add(i * source_stride);
             // SAFETY: the piece lies in the region; the caller vouches for the source. They may overlap: a source in the same mapping.
             unsafe { std::ptr::copy(from, data.add(span.offset + i * span.stride), span.size) };
         }
         self.written(data, span);
+        true
     }
 
     /// Copies pieces of the tensor to `target`, where they are `target_stride` bytes apart.
@@ -138,8 +139,7 @@ impl Contents {
         // SAFETY: the tensor is the host's.
         let bytes = unsafe { (self.host.api.ggml_nbytes)(source) };
         // SAFETY: the source's data is in host memory and that long.
-        unsafe { self.set(target, source.data, 0, Span::one(0, bytes)) };
-        true
+        unsafe { self.set(target, source.data, 0, Span::one(0, bytes)) }
     }
 
     pub(super) fn clear(&self, value: u8) {
@@ -155,8 +155,11 @@ impl Contents {
         self.region.written(0, self.region.len());
     }
 
-    /// Remembers a weight for the report.
+    /// Remembers a weight for the report. Views are parts of weights that are remembered already.
     pub(super) fn remember(&self, tensor: &ggml_tensor) {
+        if !tensor.view_src.is_null() {
+            return;
+        }
         let name = tensor.name.map(|c| c as u8);
         let name = name.split(|c| *c == 0).next().unwrap_or(&[]);
         // SAFETY: the tensor is the host's.

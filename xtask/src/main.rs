@@ -1,2 +1,49 @@
-//! The project commands.
-fn main() {}
+//! The project's own commands: `cargo xtask <command>`. This file knows the command line; each command has a file of its own.
+
+#![forbid(unsafe_code)]
+
+mod demo;
+mod header;
+mod hosts;
+mod model;
+mod shell;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The project's own commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show Berth at work: a stock, prebuilt llama-server with a model's experts in each of Berth's places.
+    Demo(demo::Args),
+    /// Write include/berth.h from the exported functions, or check it.
+    Header(header::Args),
+    /// Fetch or build the hosts that Berth is tested against, and say where they are.
+    Hosts(hosts::Args),
+    /// Make a model: one with random weights, or a real one cut into experts.
+    Model(model::Args),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Header(args) => header::run(&args),
+        Command::Hosts(args) => hosts::run(&args),
+        Command::Model(args) => model::run(args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
