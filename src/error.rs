@@ -26,11 +26,13 @@ pub enum Status {
     Config = 7,
     /// A defect of Berth itself, caught before it could reach the host.
     Internal = 8,
+    /// The CUDA driver refused an operation.
+    Driver = 9,
 }
 
 impl Status {
     /// Every status, for tables and tests.
-    pub const ALL: [Status; 9] = [
+    pub const ALL: [Status; 10] = [
         Status::Ok,
         Status::InvalidArgument,
         Status::OutOfMemory,
@@ -40,6 +42,7 @@ impl Status {
         Status::HostMismatch,
         Status::Config,
         Status::Internal,
+        Status::Driver,
     ];
 
     /// One English phrase, without a full stop.
@@ -54,6 +57,7 @@ impl Status {
             Status::HostMismatch => c"no ggml in this process that fits",
             Status::Config => c"bad value in the environment",
             Status::Internal => c"internal error in berth",
+            Status::Driver => c"refused by the CUDA driver",
         }
     }
 
@@ -117,10 +121,10 @@ mod tests {
     #[test]
     fn status_numbers_are_those_of_the_first_release() {
         let numbers: Vec<i32> = Status::ALL.iter().map(|s| *s as i32).collect();
-        assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
         assert!(Status::ALL.iter().all(|s| Status::from_code(*s as i32) == Some(*s)));
         assert_eq!(Status::from_code(-1), None);
-        assert_eq!(Status::from_code(9), None);
+        assert_eq!(Status::from_code(10), None);
     }
 
     #[test]

@@ -25,7 +25,7 @@ impl Pinned {
     /// `len` page-locked bytes (`len` > 0), usable by every CUDA device.
     ///
     /// # Errors
-    /// [`Status::Unsupported`] without a CUDA driver or device, [`Status::OutOfMemory`] if the driver refuses the size.
+    /// [`Status::Unsupported`] without a CUDA driver or device, [`Status::OutOfMemory`] or [`Status::Driver`] if the driver refuses.
     pub fn new(len: usize) -> Result<Pinned> {
         // The driver's functions are looked up one by one at their first call, and a missing one panics in the library that does it.
         catch_unwind(AssertUnwindSafe(|| Self::allocate(len)))
@@ -115,7 +115,8 @@ fn check(function: &str, result: sys::CUresult) -> Result<()> {
     let status = match result {
         CUDA_SUCCESS => return Ok(()),
         CUDA_ERROR_OUT_OF_MEMORY => Status::OutOfMemory,
-        _ => Status::Unsupported,
+        CUDA_ERROR_NO_DEVICE | CUDA_ERROR_STUB_LIBRARY | CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => Status::Unsupported,
+        _ => Status::Driver,
     };
     Err(Error::new(status, format!("{function} failed: {result:?}")))
 }
