@@ -23,12 +23,17 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens the directory, and makes it (mode 0700) if it is missing: with `make_parents` up to two missing levels above it too.
+    /// Opens the directory, and makes it (mode 0700) if it is missing. With `own_parent` the directory above it is ours too: up to two missing
+    /// levels are made, and the one above must not be a symbolic link either. (Those further up are the user's affair: a cache or a home
+    /// directory that is a link to another disk is common.)
     ///
     /// # Errors
     /// [`Status::Io`], naming the path, if it is not a directory, is a symbolic link, or cannot be opened or made.
-    pub fn open(path: &Path, make_parents: bool) -> Result<Directory> {
-        make(path, if make_parents { 2 } else { 0 })?;
+    pub fn open(path: &Path, own_parent: bool) -> Result<Directory> {
+        if let Some(parent) = path.parent().filter(|p| own_parent && p.is_symlink()) {
+            return Err(Error::new(Status::Io, format!("arena directory {}: {} is a symbolic link", path.display(), parent.display())));
+        }
+        make(path, if own_parent { 2 } else { 0 })?;
         let c_path = c_path(path)?;
         let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_RDONLY;
         // SAFETY: the path is NUL-terminated.
@@ -332,6 +337,9 @@ mod tests {
             assert!(error.message.contains(why) && error.message.contains(path.to_str().unwrap()), "{error}");
         }
         assert!(Directory::open(&file.join("below"), true).is_err());
+        let below = link.join("arena");
+        assert!(Directory::open(&below, true).err().unwrap().message.contains("symbolic link"));
+        assert!(!scratch.0.join("arena").exists(), "nothing was made through the link");
     }
 
     #[test]
