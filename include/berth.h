@@ -65,6 +65,10 @@ enum berth_status {
      * The CUDA driver refused an operation.
      */
     BERTH_STATUS_DRIVER = 9,
+    /**
+     * The caller's own function asked to stop.
+     */
+    BERTH_STATUS_CANCELLED = 10,
 };
 
 /**

@@ -28,11 +28,13 @@ pub enum Status {
     Internal = 8,
     /// The CUDA driver refused an operation.
     Driver = 9,
+    /// The caller's own function asked to stop.
+    Cancelled = 10,
 }
 
 impl Status {
     /// Every status, for tables and tests.
-    pub const ALL: [Status; 10] = [
+    pub const ALL: [Status; 11] = [
         Status::Ok,
         Status::InvalidArgument,
         Status::OutOfMemory,
@@ -43,6 +45,7 @@ impl Status {
         Status::Config,
         Status::Internal,
         Status::Driver,
+        Status::Cancelled,
     ];
 
     /// One English phrase, without a full stop.
@@ -58,6 +61,7 @@ impl Status {
             Status::Config => c"bad value in the environment",
             Status::Internal => c"internal error in berth",
             Status::Driver => c"refused by the CUDA driver",
+            Status::Cancelled => c"cancelled",
         }
     }
 
@@ -121,10 +125,10 @@ mod tests {
     #[test]
     fn status_numbers_are_those_of_the_first_release() {
         let numbers: Vec<i32> = Status::ALL.iter().map(|s| *s as i32).collect();
-        assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
         assert!(Status::ALL.iter().all(|s| Status::from_code(*s as i32) == Some(*s)));
         assert_eq!(Status::from_code(-1), None);
-        assert_eq!(Status::from_code(10), None);
+        assert_eq!(Status::from_code(11), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Owns: getting, describing and giving back memory. Must not know: ggml, tensors, who chose a place or what happens when one cannot be had.
 
 pub mod arena;
+pub mod fill;
 pub mod mapping;
 pub mod pageable;
 pub mod pinned;
