@@ -106,6 +106,16 @@ pub unsafe fn fill(pieces: &[Piece<'_>], progress: &mut dyn FnMut(u64, u64) -> b
     Ok(())
 }
 
+/// Reads `target.len()` bytes at `offset`.
+///
+/// # Errors
+/// As [`fill`].
+pub fn fill_slice(file: &File, path: &Path, offset: u64, target: &mut [u8]) -> Result<()> {
+    let piece = Piece { file, path, offset, target: target.as_mut_ptr(), len: target.len() };
+    // SAFETY: the slice is writable and borrowed exclusively until the call returns.
+    unsafe { fill(&[piece], &mut |_, _| true) }
+}
+
 /// # Safety
 /// The request's part of the piece's target must be writable and used by nobody else.
 unsafe fn read(piece: &Piece<'_>, request: &Request) -> Result<()> {

@@ -7,6 +7,7 @@ pub mod fill;
 pub mod mapping;
 pub mod pageable;
 pub mod pinned;
+pub mod system;
 
 use crate::error::{Error, Result, Status};
 
