@@ -17,4 +17,5 @@ pub mod error;
 pub mod gguf;
 pub mod log;
 pub mod memory;
+pub mod placement;
 pub mod report;
