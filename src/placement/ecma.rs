@@ -216,7 +216,8 @@ impl Translator<'_> {
                 return self.fail(start, PatternFault::TooLarge);
             }
             // The atom may consist of several parts, and a second quantifier applies to the first one's result.
-            self.out.insert_str(out_start, "(?:");
+            // `fancy-regex` does not repeat what is empty or only looks ahead, hence the zero bytes in front of a group.
+            self.out.insert_str(out_start, if self.pattern[start] == b'(' { r"(?:\x00{0}" } else { "(?:" });
             let lazy = if self.eat(b'?') { "?" } else { "" };
             let written = match (min, max) {
                 (0, None) => write!(self.out, ")*{lazy}"),

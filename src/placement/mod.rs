@@ -5,9 +5,17 @@
 
 mod byte_set;
 mod ecma;
+mod matcher;
 mod pattern;
 mod pattern_error;
+mod rule_error;
+mod rules;
+mod target;
 
 pub use ecma::MAX_PATTERN_BYTES;
+pub use matcher::Hits;
 pub use pattern::{Pattern, TooSlow};
 pub use pattern_error::{PatternError, PatternFault};
+pub use rule_error::{RuleError, RuleFault};
+pub use rules::{MAX_RULES, Origin, Rule, Rules, SlowRule};
+pub use target::{Target, Targets};

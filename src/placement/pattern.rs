@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use fancy_regex::{BytesMode, Regex, RegexBuilder};
-use regex_automata::{meta, nfa::thompson::WhichCaptures, util::syntax};
+use regex_automata::{MatchKind, meta, nfa::thompson::WhichCaptures, util::syntax};
 
 use super::ecma::{Translation, translate};
 use super::pattern_error::{PatternError, PatternFault};
@@ -94,6 +94,8 @@ impl Pattern {
 pub(super) fn linear_set(patterns: &[&Pattern]) -> meta::Regex {
     let config = meta::Config::new()
         .utf8_empty(false)
+        // Without it only the leftmost match would be reported, of whichever pattern.
+        .match_kind(MatchKind::All)
         .which_captures(WhichCaptures::None)
         // The number of states is bounded by `Rules`, and so is memory.
         .nfa_size_limit(None)
