@@ -30,11 +30,15 @@ pub enum Status {
     Driver = 9,
     /// The caller's own function asked to stop.
     Cancelled = 10,
+    /// A file or a tensor of that name does not exist.
+    NotFound = 11,
+    /// A file is damaged, incomplete, or not what it claims to be.
+    BadFile = 12,
 }
 
 impl Status {
     /// Every status, for tables and tests.
-    pub const ALL: [Status; 11] = [
+    pub const ALL: [Status; 13] = [
         Status::Ok,
         Status::InvalidArgument,
         Status::OutOfMemory,
@@ -46,6 +50,8 @@ impl Status {
         Status::Internal,
         Status::Driver,
         Status::Cancelled,
+        Status::NotFound,
+        Status::BadFile,
     ];
 
     /// One English phrase, without a full stop.
@@ -62,6 +68,8 @@ impl Status {
             Status::Internal => c"internal error in berth",
             Status::Driver => c"refused by the CUDA driver",
             Status::Cancelled => c"cancelled",
+            Status::NotFound => c"not found",
+            Status::BadFile => c"damaged or unknown file",
         }
     }
 
@@ -71,6 +79,20 @@ impl Status {
     }
 }
 
+/// Where in an input a fault is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// In the text of a rule: its number, counted from 1, and the column in it, counted from 1 in characters.
+    Rule {
+        /// Number of the rule.
+        rule: usize,
+        /// Column in the rule.
+        column: usize,
+    },
+    /// At a byte of a file.
+    Byte(u64),
+}
+
 /// What went wrong, for a person to read, and the status that C gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
@@ -78,6 +100,8 @@ pub struct Error {
     pub status: Status,
     /// One line: what was attempted, on what, and why it failed.
     pub message: String,
+    /// Where in the input, if it is one that has places.
+    pub position: Option<Position>,
 }
 
 /// Result of everything in this crate that can fail.
@@ -86,7 +110,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// A failure of the given class.
     pub fn new(status: Status, message: impl Into<String>) -> Self {
-        Error { status, message: message.into() }
+        Error { status, message: message.into(), position: None }
+    }
+
+    /// The same error, at a place of the input.
+    #[must_use]
+    pub fn at(mut self, position: Position) -> Self {
+        self.position = Some(position);
+        self
     }
 
     /// An argument of the caller that cannot be accepted.
@@ -125,10 +156,10 @@ mod tests {
     #[test]
     fn status_numbers_are_those_of_the_first_release() {
         let numbers: Vec<i32> = Status::ALL.iter().map(|s| *s as i32).collect();
-        assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         assert!(Status::ALL.iter().all(|s| Status::from_code(*s as i32) == Some(*s)));
         assert_eq!(Status::from_code(-1), None);
-        assert_eq!(Status::from_code(11), None);
+        assert_eq!(Status::from_code(13), None);
     }
 
     #[test]

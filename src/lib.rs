@@ -15,6 +15,7 @@ pub mod capi;
 pub mod config;
 pub mod error;
 pub mod gguf;
+pub mod loader;
 pub mod log;
 pub mod memory;
 pub mod placement;

@@ -1,0 +1,202 @@
+//! The override-aware `create_tensor` path for loaders that are not llama.cpp: open, ask for tensors, allocate, fill.
+//!
+//! Owns: the order of these steps, which tensors share a buffer, and what becomes of memory that cannot be had (page-locked, then the file's
+//! mapping, then pageable). Must not know: ggml, C.
+
+mod place;
+mod tensor;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use crate::error::{Error, Result, Status};
+use crate::gguf::{Header, Model};
+use crate::memory::fill;
+use crate::placement::{self, DecideError, Decision, Flags, Load, Memory, Rules};
+
+pub use place::Buffer;
+pub use tensor::Tensor;
+
+/// How far a load has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// Tensors may be created.
+    Creating,
+    /// Every tensor has its memory.
+    Allocated,
+    /// Every tensor has its bytes.
+    Filled,
+}
+
+/// A model on its way into memory.
+pub struct Loader {
+    model: Model,
+    rules: Rules,
+    load: Load,
+    stage: Stage,
+    /// Boxed: their addresses are given out.
+    #[expect(clippy::vec_box, reason = "a tensor's address must not change when another is created")]
+    tensors: Vec<Box<Tensor>>,
+    by_name: HashMap<String, Vec<usize>>,
+    buffers: Vec<Buffer>,
+}
+
+impl Loader {
+    /// Opens a model (its first part, if it is split) and reads its headers. Layers and experts that `load` leaves at 0 are taken from the
+    /// model's metadata.
+    ///
+    /// # Errors
+    /// [`Status::Io`] or [`Status::BadFile`], naming file, offset and fault.
+    pub fn open(path: &Path, rules: Rules, load: Load) -> Result<Loader> {
+        let model = Model::open(path)?;
+        let load = with_model(load, model.header());
+        Ok(Loader { model, rules, load, stage: Stage::Creating, tensors: Vec::new(), by_name: HashMap::new(), buffers: Vec::new() })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The rules, with their matches counted so far.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// The circumstances of the load.
+    pub fn load(&self) -> &Load {
+        &self.load
+    }
+
+    /// Decides where the tensor `name` goes and remembers that it is wanted. `None` if it is not made: it is missing and not required, or
+    /// skipped. With [`Flags::duplicated`] a second use of a tensor in the same place is the same tensor.
+    ///
+    /// # Errors
+    /// [`Status::NotFound`] if it is required and missing; [`Status::InvalidArgument`] if it was created before, or after
+    /// [`Loader::allocate`].
+    pub fn create_tensor(&mut self, name: &str, flags: Flags) -> Result<Option<&Tensor>> {
+        if self.stage != Stage::Creating {
+            return Err(Error::invalid(format!("create tensor '{}': memory has been allocated already", name.escape_debug())));
+        }
+        let found = self.model.tensor(name);
+        let asked = found.map_or_else(|| placement::Tensor::missing(name), |f| f.info.into()).with(flags);
+        let decision = placement::decide(&asked, &self.rules, &self.load)?;
+        let (Some(found), Some(_)) = (found, &decision.target) else { return Ok(None) };
+        let same = self.by_name.get(name).map_or(&[][..], Vec::as_slice);
+        if let Some(index) = same.iter().copied().find(|i| shares_memory(&self.tensors[*i].decision, &decision)) {
+            if flags.duplicated {
+                return Ok(Some(&self.tensors[index]));
+            }
+            return Err(Error::invalid(format!("tensor '{}' was created before; a second use is asked for as duplicated", name.escape_debug())));
+        }
+        let tensor = Tensor::new(found, decision)?;
+        self.by_name.entry(name.to_owned()).or_default().push(self.tensors.len());
+        self.tensors.push(Box::new(tensor));
+        Ok(self.tensors.last().map(|t| &**t))
+    }
+
+    /// Every tensor created so far, in the order of their creation.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &Tensor> {
+        self.tensors.iter().map(|t| &**t)
+    }
+
+    /// Gets memory for every tensor: one buffer per place and, for bytes that stay in the mapping, per file. Tensors on devices get none.
+    ///
+    /// # Errors
+    /// If memory cannot be had; in strict mode also if it can only be had elsewhere. Then nothing is allocated, and it may be tried again.
+    pub fn allocate(&mut self) -> Result<()> {
+        if self.stage != Stage::Creating {
+            return Err(Error::invalid("memory has been allocated already"));
+        }
+        self.model.check_files()?;
+        let placed = place::allocate(&self.model, &self.load, &self.tensors)?;
+        for change in placed.changes {
+            let tensor = &mut self.tensors[change.tensor];
+            tensor.data = change.data;
+            tensor.decision = change.decision;
+        }
+        self.buffers = placed.buffers;
+        self.stage = Stage::Allocated;
+        Ok(())
+    }
+
+    /// The memory, after [`Loader::allocate`].
+    pub fn buffers(&self) -> &[Buffer] {
+        &self.buffers
+    }
+
+    /// Reads the bytes of every tensor that was copied out of the mapping. `progress` gets the bytes read and the bytes to read, and cancels by
+    /// returning false; then, or after an error, this may be called again.
+    ///
+    /// # Errors
+    /// [`Status::Cancelled`]; [`Status::Io`], naming the file, if it has shrunk or cannot be read.
+    pub fn fill(&mut self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        if self.stage == Stage::Creating {
+            return Err(Error::invalid("memory must be allocated before it is filled"));
+        }
+        self.model.check_files()?;
+        let copied = self.tensors.iter().filter(|t| t.is_copied());
+        let pieces: Vec<fill::Piece<'_>> = copied
+            .map(|t| {
+                let part = &self.model.parts()[t.part];
+                fill::Piece { file: part.file(), path: part.path(), offset: t.offset, target: t.data, len: t.bytes }
+            })
+            .collect();
+        place::fill(&pieces, progress)?;
+        for buffer in &self.buffers {
+            buffer.filled();
+        }
+        self.stage = Stage::Filled;
+        Ok(())
+    }
+
+    /// Whether every tensor has its bytes.
+    pub fn is_filled(&self) -> bool {
+        self.stage == Stage::Filled
+    }
+}
+
+/// Fills in what the model's metadata says and the caller left at 0.
+fn with_model(load: Load, header: &Header) -> Load {
+    let arch = header.str("general.architecture").unwrap_or_default();
+    let count = |key: &str| header.u64(&format!("{arch}.{key}")).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+    let or_model = |given: u32, key: &str| if given == 0 { count(key) } else { given };
+    Load {
+        layers: or_model(load.layers, "block_count"),
+        experts: or_model(load.experts, "expert_count"),
+        experts_used: or_model(load.experts_used, "expert_used_count"),
+        ..load
+    }
+}
+
+/// Whether two uses of one tensor lie in the same place, so that one copy serves both.
+fn shares_memory(a: &Decision, b: &Decision) -> bool {
+    (&a.target, a.memory) == (&b.target, b.memory)
+}
+
+impl From<crate::gguf::Error> for Error {
+    fn from(error: crate::gguf::Error) -> Error {
+        let status = match error.kind {
+            crate::gguf::ErrorKind::Io { kind: std::io::ErrorKind::NotFound, .. } => Status::NotFound,
+            crate::gguf::ErrorKind::Io { .. } => Status::Io,
+            _ => Status::BadFile,
+        };
+        Error::new(status, error.to_string()).at(crate::error::Position::Byte(error.offset))
+    }
+}
+
+impl From<DecideError> for Error {
+    fn from(error: DecideError) -> Error {
+        let status = match error {
+            DecideError::Missing(_) => Status::NotFound,
+            DecideError::Strict { .. } => Status::Unsupported,
+            _ => Status::InvalidArgument,
+        };
+        Error::new(status, error.to_string())
+    }
+}
+
+/// Whether a decision keeps the bytes in the file's mapping.
+fn is_mapped(decision: &Decision) -> bool {
+    decision.memory == Some(Memory::Mapped)
+}

@@ -1,0 +1,204 @@
+//! Memory for the tensors of a load.
+//!
+//! Owns: which tensors share a buffer, their offsets in it, and the chain of what is tried. Must not know: names, rules.
+
+use std::collections::BTreeMap;
+
+use super::{Tensor, is_mapped};
+use crate::buffers::{Arena, BufferType, CpuMmap, CudaHost, Placed};
+use crate::config;
+use crate::error::{Error, Result, Status};
+use crate::gguf::Model;
+use crate::memory::fill::{self, Piece};
+use crate::memory::mapping::FileMapping;
+use crate::memory::{ALIGNMENT, Region, pageable::Pageable, round_up};
+use crate::placement::{Decision, Load, Memory, Target, after_failure};
+use crate::report::{self, Fallback, Place};
+
+/// Memory that tensors of one place share.
+pub struct Buffer {
+    /// What was asked for.
+    pub target: Target,
+    /// Where it is.
+    pub memory: Memory,
+    region: Region,
+    /// The mapping that a mapped region lies in.
+    mapping: Option<FileMapping>,
+    id: report::Id,
+}
+
+impl Buffer {
+    /// First byte.
+    pub fn base(&self) -> *mut u8 {
+        self.region.base()
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.region.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.region.is_empty()
+    }
+
+    /// Whether the bytes may be written: those of a mapping may not.
+    pub fn is_writable(&self) -> bool {
+        self.mapping.is_none()
+    }
+
+    /// Tells that the bytes are complete, so that a file-backed buffer starts to write them back.
+    pub(super) fn filled(&self) {
+        if self.memory == Memory::Arena {
+            self.region.written(0, self.region.len());
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        report::remove_buffer(self.id);
+    }
+}
+
+/// What allocation changes in a tensor.
+pub(super) struct Change {
+    pub(super) tensor: usize,
+    pub(super) data: *mut u8,
+    pub(super) decision: Decision,
+}
+
+/// The result of an allocation.
+pub(super) struct Allocation {
+    pub(super) buffers: Vec<Buffer>,
+    pub(super) changes: Vec<Change>,
+}
+
+/// Gets memory for all tensors. On an error everything got so far is given back.
+pub(super) fn allocate(model: &Model, load: &Load, tensors: &[Box<Tensor>]) -> Result<Allocation> {
+    let mut groups: BTreeMap<(Target, Memory), Vec<usize>> = BTreeMap::new();
+    for (index, tensor) in tensors.iter().enumerate() {
+        if let (Some(target), Some(memory)) = (&tensor.decision.target, tensor.decision.memory)
+            && memory != Memory::Device
+        {
+            groups.entry((target.clone(), memory)).or_default().push(index);
+        }
+    }
+    let mut all = Allocation { buffers: Vec::new(), changes: Vec::new() };
+    for ((target, memory), members) in groups {
+        if memory == Memory::Mapped {
+            map(model, tensors, &target, &members, None, &mut all)?;
+        } else {
+            copy(model, load, tensors, &target, memory, &members, &mut all)?;
+        }
+    }
+    Ok(all)
+}
+
+/// Tensors that get memory of their own, or, if it cannot be had, what the chain gives.
+fn copy(
+    model: &Model,
+    load: &Load,
+    tensors: &[Box<Tensor>],
+    target: &Target,
+    memory: Memory,
+    members: &[usize],
+    all: &mut Allocation,
+) -> Result<()> {
+    let mut size = 0usize;
+    let mut offsets = Vec::with_capacity(members.len());
+    for &index in members {
+        offsets.push(size);
+        let padded = round_up(tensors[index].bytes, ALIGNMENT)?;
+        size = size.checked_add(padded).ok_or_else(|| Error::new(Status::OutOfMemory, "the tensors are larger than an address space"))?;
+    }
+    let attempt = match memory {
+        _ if size == 0 => Ok(Placed { region: Region::empty(), place: Place::Empty, file: None, fallback: None }),
+        Memory::Pinned => CudaHost::attempt(size),
+        Memory::Arena => Arena::attempt(size),
+        _ => CpuMmap::attempt(size),
+    };
+    let decide = |index: usize| tensors[index].decision.clone();
+    let (placed, decisions) = match attempt {
+        Ok(placed) => (placed, members.iter().map(|&i| decide(i)).collect::<Vec<_>>()),
+        Err(fallback) => {
+            let strict = config::get()?.strict;
+            let after = |&i: &usize| after_failure(decide(i), load, size as u64, &fallback.message, strict).map_err(Error::from);
+            let decisions = members.iter().map(after).collect::<Result<Vec<_>>>()?;
+            if decisions.first().is_some_and(is_mapped) {
+                return map(model, tensors, target, members, Some((fallback, decisions)), all);
+            }
+            let region = Region::from(Pageable::new(size)?);
+            (Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback) }, decisions)
+        }
+    };
+    let Placed { region, place, file, fallback } = placed;
+    let memory = decisions.first().and_then(|d| d.memory).unwrap_or(memory);
+    let id = report::add_buffer(berth_name(target), place, size, file, fallback);
+    for ((&tensor, offset), decision) in members.iter().zip(offsets).zip(decisions) {
+        all.changes.push(Change { tensor, data: region.base().wrapping_add(offset), decision });
+        remember(id, &tensors[tensor]);
+    }
+    all.buffers.push(Buffer { target: target.clone(), memory, region, mapping: None, id });
+    Ok(())
+}
+
+/// Tensors whose bytes stay in the files' mappings: one buffer per file, from the first to the last of its tensors.
+fn map(
+    model: &Model,
+    tensors: &[Box<Tensor>],
+    target: &Target,
+    members: &[usize],
+    after: Option<(Fallback, Vec<Decision>)>,
+    all: &mut Allocation,
+) -> Result<()> {
+    let (fallback, decisions) = after.map_or((None, None), |(f, d)| (Some(f), Some(d)));
+    for (number, part) in model.parts().iter().enumerate() {
+        let here: Vec<usize> = (0..members.len()).filter(|m| tensors[members[*m]].part == number).collect();
+        let ends = here.iter().map(|m| (tensors[members[*m]].offset, tensors[members[*m]].bytes));
+        let (Some(first), Some(last)) = (ends.clone().map(|(o, _)| o).min(), ends.map(|(o, b)| o + b as u64).max()) else { continue };
+        let mapping = FileMapping::open(part.path())?;
+        // The file was checked when its header was read; what is mapped now may be another or a shorter one.
+        let whole = mapping.bytes();
+        if (whole.len() as u64) < last {
+            let message = format!("{} ends at byte {}, but {last} are needed: it was truncated", part.path().display(), whole.len());
+            return Err(Error::new(Status::Io, message));
+        }
+        let base = whole.as_ptr().cast_mut();
+        let (start, len) = (first as usize, (last - first) as usize);
+        // SAFETY: the range lies in the mapping, which the buffer keeps.
+        let region = unsafe { Region::borrowed(base.wrapping_add(start), len, false) };
+        let id = report::add_buffer(berth_name(target), Place::Mapped, len, Some(part.path().to_owned()), fallback.clone());
+        for m in here {
+            let tensor = members[m];
+            let decision = decisions.as_ref().map_or_else(|| tensors[tensor].decision.clone(), |d| d[m].clone());
+            all.changes.push(Change { tensor, data: base.wrapping_add(tensors[tensor].offset as usize), decision });
+            remember(id, &tensors[tensor]);
+        }
+        all.buffers.push(Buffer { target: target.clone(), memory: Memory::Mapped, region, mapping: Some(mapping), id });
+    }
+    Ok(())
+}
+
+/// Reads all pieces.
+pub(super) fn fill(pieces: &[Piece<'_>], progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+    // SAFETY: each piece is a tensor's own part of a buffer that this loader allocated, is writable, and is handed out to read only.
+    unsafe { fill::fill(pieces, progress) }
+}
+
+/// The name of a target in the report.
+fn berth_name(target: &Target) -> &'static str {
+    match target {
+        Target::CpuMmap => CpuMmap::name(),
+        Target::CudaHost | Target::StockHost(_) => CudaHost::name(),
+        Target::Arena => Arena::name(),
+        Target::Cpu | Target::Device(_) => "CPU",
+    }
+}
+
+fn remember(id: report::Id, tensor: &Tensor) {
+    let name = tensor.name.to_string_lossy().into_owned();
+    let type_name = crate::gguf::GgmlType(tensor.type_number).info().map_or("other", |t| t.name);
+    report::add_tensor(id, report::Tensor { name, type_name, bytes: tensor.bytes });
+}
