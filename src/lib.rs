@@ -14,6 +14,7 @@ pub mod buffers;
 pub mod capi;
 pub mod config;
 pub mod error;
+pub mod gguf;
 pub mod log;
 pub mod memory;
 pub mod report;

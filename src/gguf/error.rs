@@ -1,0 +1,279 @@
+//! What can be wrong with a GGUF file.
+//!
+//! Owns: [`Error`] (file, offset, fault) and its one-line text. Must not know: how the fault was found.
+//!
+//! Texts from the file are escaped before they are shown: a tensor name must not be able to write to a terminal.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A fault in a GGUF file: which file, where, what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// The file. `None` if the header came from memory.
+    pub file: Option<PathBuf>,
+    /// Byte offset in that file at which the fault was noticed.
+    pub offset: u64,
+    /// What is wrong.
+    pub kind: ErrorKind,
+}
+
+/// Why a text in a header is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TextFault {
+    /// No bytes.
+    Empty,
+    /// Longer than is accepted.
+    TooLong,
+    /// Not UTF-8.
+    NotUtf8,
+    /// Contains NUL, a newline or another control character.
+    Control,
+}
+
+/// The fault itself. Texts in it are as in the file; [`fmt::Display`] escapes them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The operating system refused.
+    Io {
+        /// Its error kind.
+        kind: io::ErrorKind,
+        /// Its text.
+        message: String,
+    },
+    /// The first four bytes are not `GGUF`.
+    NotGguf([u8; 4]),
+    /// A big-endian file.
+    BigEndian,
+    /// Not version 2 or 3.
+    Version(u32),
+    /// The file ends inside `what`.
+    Truncated {
+        /// What was being read.
+        what: &'static str,
+        /// Bytes that it needs.
+        need: u64,
+        /// Bytes that are left.
+        left: u64,
+    },
+    /// The file became shorter while it was open.
+    Shrunk {
+        /// Its size when it was opened.
+        was: u64,
+    },
+    /// A count that cannot fit into what is left of the file.
+    Count {
+        /// What is counted.
+        what: &'static str,
+        /// The count.
+        count: u64,
+        /// The largest count that would fit.
+        most: u64,
+    },
+    /// The header is larger than any real one.
+    HeaderTooLarge,
+    /// Memory could not be had.
+    NoMemory(u64),
+    /// A key or a name that is not usable.
+    Text {
+        /// `key` or `tensor name`.
+        what: &'static str,
+        /// The text, lossily decoded and cut.
+        text: String,
+        /// The fault.
+        fault: TextFault,
+    },
+    /// A metadata key occurs twice.
+    DuplicateKey(String),
+    /// A metadata value has a type that GGUF does not define (or an array of arrays, which stock refuses too).
+    ValueType {
+        /// The key.
+        key: String,
+        /// The type's number.
+        number: u32,
+    },
+    /// `general.alignment` is zero or not an unsigned 32-bit number.
+    Alignment,
+    /// More than four dimensions.
+    Dimensions {
+        /// The tensor.
+        tensor: String,
+        /// How many.
+        count: u32,
+    },
+    /// The shape has more than 2^63 - 1 elements or bytes.
+    ShapeOverflow(String),
+    /// A row is not a whole number of blocks.
+    PartialBlock {
+        /// The tensor.
+        tensor: String,
+        /// Elements per row.
+        row: u64,
+        /// Elements per block.
+        block: u64,
+    },
+    /// A block format that was taken out of ggml.
+    RemovedType {
+        /// The tensor.
+        tensor: String,
+        /// The format's number.
+        number: u32,
+    },
+    /// Two tensors have the same name. In a split model they may stand in different files.
+    DuplicateTensor(String),
+    /// A tensor's data ends beyond the file.
+    BeyondFile {
+        /// The tensor.
+        tensor: String,
+        /// Offset of its end in the file; `None` if that overflows.
+        end: Option<u64>,
+        /// The file's size.
+        len: u64,
+    },
+    /// Two tensors share bytes.
+    Overlap {
+        /// The one that starts first.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// The file is one part of several, and its name does not end in `-00001-of-0000N.gguf`, so its siblings cannot be found.
+    SplitName {
+        /// `split.no`.
+        no: u64,
+        /// `split.count`.
+        count: u64,
+    },
+    /// The file is not the first part.
+    NotFirstPart {
+        /// `split.no`, from 0.
+        no: u64,
+        /// `split.count`.
+        count: u64,
+        /// Where the first part should be.
+        first: PathBuf,
+    },
+    /// A part that does not belong where it stands.
+    WrongPart {
+        /// The metadata key that is wrong or missing.
+        key: &'static str,
+        /// What it says.
+        found: Option<u64>,
+        /// What it should say.
+        expected: u64,
+    },
+}
+
+impl Error {
+    pub(super) fn new(offset: u64, kind: ErrorKind) -> Error {
+        Error { file: None, offset, kind }
+    }
+
+    pub(super) fn io(offset: u64, e: &io::Error) -> Error {
+        Error::new(offset, ErrorKind::Io { kind: e.kind(), message: e.to_string() })
+    }
+
+    /// The same error, naming the file.
+    #[must_use]
+    pub fn in_file(mut self, file: &Path) -> Error {
+        self.file = Some(file.to_owned());
+        self
+    }
+}
+
+/// A text from the file, made safe to print and cut to a readable length.
+struct Shown<'a>(&'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MOST: usize = 80;
+        write!(f, "'")?;
+        for c in self.0.chars().take(MOST) {
+            if c == '\'' { write!(f, "'")? } else { write!(f, "{}", c.escape_debug())? }
+        }
+        write!(f, "{}", if self.0.chars().nth(MOST).is_some() { "...'" } else { "'" })
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{}: ", file.display())?;
+        }
+        write!(f, "at byte {}: {}", self.offset, self.kind)
+    }
+}
+
+impl fmt::Display for TextFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TextFault::Empty => "is empty",
+            TextFault::TooLong => "is too long",
+            TextFault::NotUtf8 => "is not UTF-8",
+            TextFault::Control => "contains a control character",
+        })
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use ErrorKind as K;
+        match self {
+            K::Io { message, .. } => write!(f, "{message}"),
+            K::NotGguf(magic) => write!(f, "not a GGUF file: it starts with '{}' instead of 'GGUF'", magic.escape_ascii()),
+            K::BigEndian => write!(f, "a big-endian GGUF file; only little-endian ones can be read"),
+            K::Version(v) => write!(f, "GGUF version {v}; only versions 2 and 3 can be read"),
+            K::Truncated { what, need, left } => {
+                write!(f, "the file ends inside {what}: {need} bytes are needed, {left} are left; the download may be incomplete")
+            }
+            K::Shrunk { was } => write!(f, "the file became shorter while it was open (it had {was} bytes); is it still being written?"),
+            K::Count { what, count, most } => write!(f, "{count} {what} are announced, but at most {most} fit into the rest of the file"),
+            K::HeaderTooLarge => write!(f, "the header is larger than {} MiB", super::MAX_HEADER_BYTES >> 20),
+            K::NoMemory(bytes) => write!(f, "{bytes} bytes of memory could not be had"),
+            K::Text { what, text, fault } => write!(f, "{what} {} {fault}", Shown(text)),
+            K::DuplicateKey(key) => write!(f, "metadata key {} occurs twice", Shown(key)),
+            K::ValueType { key, number } => write!(f, "metadata key {} has a value of unusable type {number}", Shown(key)),
+            K::Alignment => write!(f, "general.alignment must be a positive unsigned 32-bit number"),
+            K::Dimensions { tensor, count } => write!(f, "tensor {} has {count} dimensions; at most 4 are possible", Shown(tensor)),
+            K::ShapeOverflow(tensor) => write!(f, "tensor {} has a shape of more than 2^63 elements or bytes", Shown(tensor)),
+            K::PartialBlock { tensor, row, block } => {
+                write!(f, "tensor {} has rows of {row} elements, which is not a multiple of its block of {block}", Shown(tensor))
+            }
+            K::RemovedType { tensor, number } => write!(f, "tensor {} has type {number}, which was removed from ggml", Shown(tensor)),
+            K::DuplicateTensor(tensor) => write!(f, "tensor {} occurs twice", Shown(tensor)),
+            K::BeyondFile { tensor, end: Some(end), len } => {
+                write!(f, "tensor {} ends at byte {end}, but the file has {len}; the download may be incomplete", Shown(tensor))
+            }
+            K::BeyondFile { tensor, end: None, .. } => write!(f, "tensor {} ends beyond 2^64", Shown(tensor)),
+            K::Overlap { first, second } => write!(f, "tensors {} and {} overlap", Shown(first), Shown(second)),
+            K::SplitName { no, count } => write!(
+                f,
+                "this is part {} of {count}, but the file name does not end in -{:05}-of-{count:05}.gguf, so the other parts cannot be found",
+                no.saturating_add(1),
+                no.saturating_add(1)
+            ),
+            K::NotFirstPart { no, count, first } => {
+                write!(f, "this is part {} of {count}; open the first part, {}", no.saturating_add(1), first.display())
+            }
+            K::WrongPart { key, found: Some(found), expected } => write!(f, "{key} is {found}, expected {expected}"),
+            K::WrongPart { key, found: None, expected } => write!(f, "{key} is missing, expected {expected}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_text_names_file_offset_and_fault_and_escapes_the_name() {
+        let e = Error::new(42, ErrorKind::DuplicateTensor("a\x1b[2J\nb".into())).in_file(Path::new("m.gguf"));
+        assert_eq!(e.to_string(), r"m.gguf: at byte 42: tensor 'a\u{1b}[2J\nb' occurs twice");
+        let long = Error::new(0, ErrorKind::DuplicateTensor("x".repeat(500)));
+        assert!(long.to_string().len() < 150);
+    }
+}
