@@ -1,0 +1,288 @@
+//! One pattern: does it match a tensor name?
+//!
+//! Owns: the choice of an engine and its bound in time. Must not know: rules and targets.
+//!
+//! A pattern without look-ahead and back-reference runs on `regex-automata`: linear in the name, whatever the pattern. (`std::regex` takes
+//! exponential time on some of these.) The others need backtracking and run on `fancy-regex` with a limit on its steps. They are tried on a few
+//! long names when the rule is read, and refused then if they are slow; should one still reach the limit on a real name, that is an error
+//! and not a match or a miss. `regress`, which speaks JavaScript's grammar, has no such limit.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use fancy_regex::{BytesMode, Regex, RegexBuilder};
+use regex_automata::{MatchKind, meta, nfa::thompson::WhichCaptures, util::syntax};
+
+use super::ecma::{Translation, translate};
+use super::pattern_error::{PatternError, PatternFault};
+
+/// Backtracking steps per name: about 0.1 s.
+const MAX_STEPS: usize = 5_000_000;
+
+/// Backtracking steps per name when a pattern is tried out: about 1 ms.
+const MAX_TRIAL_STEPS: usize = 50_000;
+
+/// Stock's names are at most this long.
+const NAME_BYTES: usize = 63;
+
+/// A compiled pattern, with the semantics of stock's `std::regex_search`.
+#[derive(Debug)]
+pub struct Pattern {
+    text: String,
+    translation: Translation,
+    linear: OnceLock<meta::Regex>,
+    backtracking: Option<Regex>,
+}
+
+/// A pattern reached its limit of steps on a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooSlow;
+
+impl fmt::Display for TooSlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        PatternFault::TooSlow.fmt(f)
+    }
+}
+
+impl std::error::Error for TooSlow {}
+
+impl Pattern {
+    /// Compiles a pattern.
+    ///
+    /// # Errors
+    /// [`PatternError`] for what stock refuses, and for the few things that only Berth refuses ([`PatternFault::stock_accepts`]).
+    pub fn new(text: &str) -> Result<Pattern, PatternError> {
+        let translation = translate(text)?;
+        let mut backtracking = None;
+        if translation.backtracks {
+            let trial = backtracker(&translation.text, MAX_TRIAL_STEPS)?;
+            if trial_names(text).iter().any(|name| trial.is_match(name.as_slice()).is_err()) {
+                return Err(PatternError { at: 0, fault: PatternFault::TooSlow });
+            }
+            backtracking = Some(backtracker(&translation.text, MAX_STEPS)?);
+        }
+        Ok(Pattern { text: text.to_owned(), translation, linear: OnceLock::new(), backtracking })
+    }
+
+    /// The pattern as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether some part of `name` matches.
+    ///
+    /// # Errors
+    /// [`TooSlow`] if the pattern backtracks and reached its limit.
+    pub fn is_match(&self, name: &str) -> Result<bool, TooSlow> {
+        match &self.backtracking {
+            Some(regex) => regex.is_match(name.as_bytes()).map_err(|_| TooSlow),
+            None => Ok(self.linear.get_or_init(|| linear_set(&[self])).is_match(name)),
+        }
+    }
+
+    pub(super) fn backtracks(&self) -> bool {
+        self.backtracking.is_some()
+    }
+
+    /// About how many states it has.
+    pub(super) fn cost(&self) -> u64 {
+        self.translation.cost
+    }
+}
+
+/// All of `patterns`, none of which backtracks, as one automaton.
+pub(super) fn linear_set(patterns: &[&Pattern]) -> meta::Regex {
+    let config = meta::Config::new()
+        .utf8_empty(false)
+        // Without it only the leftmost match would be reported, of whichever pattern.
+        .match_kind(MatchKind::All)
+        .which_captures(WhichCaptures::None)
+        // The number of states is bounded by `Rules`, and so is memory.
+        .nfa_size_limit(None)
+        .hybrid_cache_capacity(32 << 20);
+    let texts: Vec<&str> = patterns.iter().map(|p| p.translation.text.as_str()).collect();
+    let syntax = syntax::Config::new().unicode(false).utf8(false);
+    let built = meta::Builder::new().configure(config).syntax(syntax).build_many(&texts);
+    debug_assert!(built.is_ok(), "{built:?}");
+    // `translate` writes nothing that this could refuse; a set that never matches would be the lesser evil to a panic in a host.
+    built.unwrap_or_else(|_| never())
+}
+
+fn never() -> meta::Regex {
+    meta::Regex::builder().build_many::<&str>(&[]).unwrap_or_else(|_| unreachable!("an empty set of patterns always compiles"))
+}
+
+fn backtracker(text: &str, steps: usize) -> Result<Regex, PatternError> {
+    RegexBuilder::new(text)
+        .bytes_mode(BytesMode::Ascii)
+        .backtrack_limit(steps)
+        .delegate_size_limit(4 << 20)
+        .build()
+        .map_err(|_| PatternError { at: 0, fault: PatternFault::TooLarge })
+}
+
+/// Names on which a slow pattern shows itself: real ones, and long runs of what the pattern speaks about.
+fn trial_names(pattern: &str) -> Vec<Vec<u8>> {
+    let mut names: Vec<Vec<u8>> =
+        ["token_embd.weight", "blk.10.attn_output.weight", "blk.117.ffn_gate_up_exps.weight"].map(|n| n.as_bytes().to_vec()).into();
+    let mut bytes: Vec<u8> = pattern.bytes().filter(|b| b.is_ascii_alphanumeric() || b"_.".contains(b)).collect();
+    let spoken = bytes.iter().copied().cycle().take(NAME_BYTES).collect();
+    bytes.sort_unstable();
+    bytes.dedup();
+    bytes.truncate(8);
+    bytes.push(b'0');
+    names.extend(bytes.iter().map(|&b| vec![b; NAME_BYTES]));
+    names.push(spoken);
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hit(pattern: &str, name: &str) -> bool {
+        Pattern::new(pattern).unwrap_or_else(|e| panic!("{pattern}: {e}")).is_match(name).unwrap()
+    }
+
+    fn fault(pattern: &str) -> (usize, PatternFault) {
+        let e = Pattern::new(pattern).unwrap_err();
+        (e.at, e.fault)
+    }
+
+    #[test]
+    fn search_is_unanchored_and_case_sensitive() {
+        assert!(hit("exps", "blk.0.ffn_gate_exps.weight"));
+        assert!(!hit("EXPS", "blk.0.ffn_gate_exps.weight"));
+        assert!(hit("blk.1", "blk.10.attn_q.weight"));
+        assert!(!hit(r"blk\.1\.", "blk.10.attn_q.weight"));
+        assert!(hit(r"^blk\.(1|2)\..*weight$", "blk.2.x.weight"));
+        assert!(!hit("^weight", "blk.2.x.weight"));
+    }
+
+    #[test]
+    fn grammar_is_that_of_libstdcxx_and_not_that_of_javascript() {
+        assert!(hit("a**", "b"));
+        assert!(hit("[[:digit:]]{2}", "x12"));
+        assert!(hit("[[:DIGIT:]]", "1"));
+        assert!(hit(r"\cA", "A"));
+        assert!(!hit(r"(a)|\1b", "b"));
+        assert!(hit("a]}", "a]}"));
+        assert!(!hit("[]", "x"));
+        assert!(hit("[^]", "\n"));
+        assert!(!hit("^.$", "\n"));
+        assert!(!hit("^.$", "é") && hit("^..$", "é"));
+        assert!(hit(r"[\w-]", "-"));
+        assert_eq!(fault("a{"), (1, PatternFault::BadBraces));
+        assert_eq!(fault("{1}"), (0, PatternFault::NothingToRepeat));
+        assert_eq!(fault("(?=a)*"), (5, PatternFault::NothingToRepeat));
+        assert_eq!(fault("(?<!a)b"), (0, PatternFault::UnknownGroup));
+        assert_eq!(fault(r"\1(a)"), (0, PatternFault::BadBackReference));
+    }
+
+    #[test]
+    fn look_aheads_work_and_the_ambiguous_ones_are_refused() {
+        assert!(hit(r"^(?!.*shexp).*ffn", "blk.0.ffn_up_exps.weight"));
+        assert!(!hit(r"^(?!.*shexp).*ffn", "blk.0.ffn_up_shexp.weight"));
+        assert!(hit(r"blk\.(?!1\.)\d+\.", "blk.12.x"));
+        assert_eq!(fault(r"a(?=\bb)"), (4, PatternFault::AssertionInLookAhead));
+        assert_eq!(fault("a(?!^b)"), (4, PatternFault::AssertionInLookAhead));
+        assert_eq!(fault(r"(a)\1(?!b)"), (5, PatternFault::BackReferenceAndLookAhead));
+    }
+
+    #[test]
+    fn faults_name_their_place() {
+        for (pattern, at, fault_) in [
+            ("", 0, PatternFault::Empty),
+            ("ab(c", 2, PatternFault::UnclosedGroup),
+            ("ab)c", 2, PatternFault::UnopenedGroup),
+            ("a|*", 2, PatternFault::NothingToRepeat),
+            ("x[ab", 1, PatternFault::UnclosedClass),
+            ("x[b-a]", 3, PatternFault::BadRange),
+            (r"[a\1]", 2, PatternFault::BadClass),
+            ("[[:foo:]]", 1, PatternFault::BadClass),
+            ("[[.a.]]", 1, PatternFault::Collating),
+            (r"ab\", 2, PatternFault::BadEscape),
+            (r"a\x4", 1, PatternFault::BadEscape),
+            (r"\u0142", 0, PatternFault::WideEscape),
+            ("a{3,2}", 1, PatternFault::BadBraces),
+            ("[a-é]", 2, PatternFault::WideRange),
+            ("a\0b", 1, PatternFault::Nul),
+        ] {
+            assert_eq!(fault(pattern), (at, fault_), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn patterns_that_blow_up_are_linear_or_refused_early() {
+        let name = "a".repeat(63) + "!";
+        let start = std::time::Instant::now();
+        assert!(!hit("(a+)+$", &name));
+        assert!(!hit("(a|aa|a?)*b", &name));
+        assert_eq!(fault("((a{100}){100}){100}").1, PatternFault::TooLarge);
+        assert_eq!(fault("a{99999999999}").1, PatternFault::TooLarge);
+        assert_eq!(fault(&"(".repeat(100)).1, PatternFault::TooDeep);
+        assert_eq!(fault(&("a".to_owned() + &"*".repeat(100))).1, PatternFault::TooDeep);
+        assert_eq!(fault(&"a".repeat(5000)).1, PatternFault::TooLong);
+        assert_eq!(fault("(?:a(?=a)|a)*(?=c)").1, PatternFault::TooSlow);
+        assert_eq!(fault(r"(a*)*(a*)*(a*)*\1\2\3!!").1, PatternFault::TooSlow);
+        assert!(start.elapsed().as_secs_f64() < 5.0, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn slow_pattern_that_passed_the_trial_is_an_error_on_the_name_and_not_a_miss() {
+        let p = Pattern::new(r"q(?:z(?=z)|z)*(?=c)").unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(p.is_match(&("q".to_owned() + &"z".repeat(60))), Err(TooSlow));
+    }
+
+    #[test]
+    fn random_text_is_compiled_or_refused_but_never_panics() {
+        let seed = fastrand::u64(..);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        const PARTS: [&str; 36] = [
+            "a",
+            "b",
+            "1",
+            ".",
+            "*",
+            "+",
+            "?",
+            "|",
+            "(",
+            "(?:",
+            "(?=",
+            "(?!",
+            ")",
+            "[",
+            "[^",
+            "]",
+            "-",
+            "\\d",
+            "\\w",
+            "\\S",
+            "\\b",
+            "\\1",
+            "\\",
+            "{2}",
+            "{1,}",
+            "{0,3}",
+            "{",
+            "}",
+            "^",
+            "$",
+            "é",
+            "[:alpha:]",
+            "\\x61",
+            "ffn",
+            "blk",
+            "\\.",
+        ];
+        for _ in 0..5_000 {
+            let pattern: String = (0..rng.usize(1..12)).map(|_| rng.choice(PARTS).unwrap()).collect();
+            if let Ok(Ok(p)) = std::panic::catch_unwind(|| Pattern::new(&pattern)) {
+                let _ = p.is_match("blk.1.ffn_a.b");
+            } else {
+                assert!(std::panic::catch_unwind(|| Pattern::new(&pattern)).is_ok(), "seed {seed}: {pattern}");
+            }
+        }
+    }
+}
