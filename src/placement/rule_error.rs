@@ -1,0 +1,91 @@
+//! What is wrong with a rule, and where.
+//!
+//! Owns: [`RuleError`] and its text. Must not know: how rules are parsed or used.
+
+use std::fmt;
+
+use super::pattern_error::PatternFault;
+use super::rules::MAX_RULES;
+
+/// A rule that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleError {
+    /// Which rule of the text, from 1.
+    pub rule: usize,
+    /// Which character of the text, from 1.
+    pub column: usize,
+    /// The text the rule stands in: the whole argument, or the pattern of a rule that was given by itself.
+    pub text: String,
+    /// The fault.
+    pub fault: RuleFault,
+}
+
+/// What is wrong with a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RuleFault {
+    /// Nothing between two separators.
+    Empty,
+    /// No `=`.
+    NoTarget,
+    /// The pattern.
+    Pattern(PatternFault),
+    /// The name after `=`.
+    UnknownTarget {
+        /// What was written.
+        name: String,
+        /// What was probably meant.
+        nearest: Option<String>,
+        /// What may be written.
+        known: Vec<String>,
+    },
+    /// More rules than stock has room for.
+    TooManyRules,
+    /// All patterns together are too large.
+    TooLargeTogether,
+}
+
+impl RuleError {
+    /// The text around the fault with a `^` below it, in two lines of at most 100 columns.
+    pub fn excerpt(&self) -> String {
+        const BEFORE: usize = 60;
+        const MOST: usize = 96;
+        let at = self.column.saturating_sub(1);
+        let from = at.saturating_sub(BEFORE);
+        let shown: String = self.text.chars().skip(from).take(MOST).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+        let (cut, dots) = if from > 0 { ("... ", 4) } else { ("", 0) };
+        format!("{cut}{shown}\n{}^", " ".repeat(at - from + dots))
+    }
+}
+
+impl fmt::Display for RuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rule {}, column {}: {}", self.rule, self.column, self.fault)
+    }
+}
+
+impl std::error::Error for RuleError {}
+
+impl fmt::Display for RuleFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RuleFault::Empty => f.write_str("there is no rule between these separators"),
+            RuleFault::NoTarget => {
+                f.write_str("there is no '=' in this rule; a separator ends a rule, so a pattern in this notation cannot contain one")
+            }
+            RuleFault::Pattern(fault) => write!(f, "{fault}"),
+            RuleFault::UnknownTarget { name, nearest, known } => {
+                write!(f, "unknown target '{}'", name.escape_debug())?;
+                if let Some(nearest) = nearest {
+                    write!(f, "; did you mean {nearest}?")?;
+                }
+                if name.contains('=') || name.contains(')') {
+                    write!(f, " (the first '=' ends the pattern, so it cannot contain (?=)")?;
+                }
+                write!(f, " Known: {}", known.join(", "))
+            }
+            RuleFault::TooManyRules => write!(f, "there are more than {MAX_RULES} rules; stock llama.cpp has no room for more"),
+            RuleFault::TooLargeTogether => f.write_str("the patterns of all rules together are too large"),
+        }
+    }
+}

@@ -1,0 +1,512 @@
+//! Rules: which pattern sends which tensors where.
+//!
+//! Owns: the notations of stock (`-ot`, llama-bench's `-ot`, `--cpu-moe`, `--n-cpu-moe`, `--n-cpu-ffn`), the order of rules, and how often each
+//! one matched. Must not know: the grammar of patterns, what a decision is made of.
+//!
+//! In stock, options append to one list in the order of the command line, and the first rule that matches wins. A text is taken whole or not at
+//! all: after an error the rules are as they were.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::matcher::{Hits, Matcher};
+use super::pattern::Pattern;
+use super::rule_error::{RuleError, RuleFault};
+use super::target::{Target, Targets};
+
+/// Stock keeps room for this many entries, the last of which ends the list (`llama_max_tensor_buft_overrides` in `llama.h`).
+/// With as many rules as entries, llama.cpp 0.5.0 stops at an assertion.
+pub const MAX_RULES: usize = 4096;
+
+/// All patterns together have at most about this many states, so that memory and time stay bounded.
+const MAX_TOTAL_COST: u64 = 1 << 19;
+
+/// What `--cpu-moe` matches (`LLM_FFN_EXPS_REGEX` in `common.h`): the experts of every architecture, merged, chunked, biases and scales.
+const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
+
+/// What `--n-cpu-ffn` matches (`LLM_FFN_DENSE_REGEX` in `common.h`).
+const DENSE: &str = r"\.ffn_(up|down|gate)\.";
+
+/// Where a rule came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// `-ot`, in either notation.
+    OverrideTensor,
+    /// Given as a pattern and a target.
+    Pushed,
+    /// `--cpu-moe`.
+    CpuMoe,
+    /// `--n-cpu-moe`.
+    NCpuMoe,
+    /// `--n-cpu-ffn`.
+    NCpuFfn,
+}
+
+/// One rule.
+#[derive(Debug)]
+pub struct Rule {
+    pattern: Pattern,
+    target: Target,
+    origin: Origin,
+    matches: AtomicU64,
+}
+
+impl Rule {
+    /// The pattern.
+    pub fn pattern(&self) -> &Pattern {
+        &self.pattern
+    }
+
+    /// Where its tensors go.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Where it came from.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// How many decisions it has won so far.
+    pub fn matches(&self) -> u64 {
+        self.matches.load(Ordering::Relaxed)
+    }
+}
+
+/// A pattern reached its limit of steps on a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlowRule {
+    /// Which rule, from 0.
+    pub rule: usize,
+    /// On which name.
+    pub tensor: String,
+}
+
+impl std::fmt::Display for SlowRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "rule {} takes too many steps on tensor '{}'; avoid repetitions inside repetitions",
+            self.rule + 1,
+            self.tensor.escape_debug()
+        )
+    }
+}
+
+impl std::error::Error for SlowRule {}
+
+/// An ordered list of rules.
+#[derive(Debug)]
+pub struct Rules {
+    targets: Targets,
+    rules: Vec<Rule>,
+    cost: u64,
+    matcher: OnceLock<Matcher>,
+}
+
+impl Rules {
+    /// No rules yet. `targets` are what rules may name.
+    pub fn new(targets: Targets) -> Rules {
+        Rules { targets, rules: Vec::new(), cost: 0, matcher: OnceLock::new() }
+    }
+
+    /// Appends the rules of one `-ot` argument: `pattern=TARGET,pattern=TARGET`.
+    ///
+    /// # Errors
+    /// The first rule that cannot be used, with its number and column in `text`.
+    pub fn parse(&mut self, text: &str) -> Result<(), RuleError> {
+        let parsed = parse_list(&self.targets, text, text, 0, ',', 1)?;
+        self.append(parsed, text, Origin::OverrideTensor)
+    }
+
+    /// The rules of one `-ot` argument of llama-bench: `;` between rules, `,` between runs, each of which has rules of its own.
+    ///
+    /// # Errors
+    /// The first rule that cannot be used, with its number (over all runs) and column in `text`. Other than in llama-bench, an empty rule is
+    /// an error: there it hides every rule behind it.
+    pub fn parse_bench(targets: &Targets, text: &str) -> Result<Vec<Rules>, RuleError> {
+        let mut runs = Vec::new();
+        let mut number = 1;
+        let mut at = 0;
+        for run in text.split(',') {
+            let mut rules = Rules::new(targets.clone());
+            if !run.is_empty() {
+                // llama-bench lets a last `;` pass.
+                let list = run.strip_suffix(';').unwrap_or(run);
+                let parsed = parse_list(targets, text, list, at, ';', number)?;
+                number += parsed.len();
+                rules.append(parsed, text, Origin::OverrideTensor)?;
+            }
+            runs.push(rules);
+            at += run.len() + 1;
+        }
+        Ok(runs)
+    }
+
+    /// Appends one rule. Nothing is split off, so the pattern may contain commas and `=`.
+    ///
+    /// # Errors
+    /// What is wrong with the pattern or the target; the column counts in the pattern.
+    pub fn push(&mut self, pattern: &str, target: &str) -> Result<(), RuleError> {
+        let number = self.rules.len() + 1;
+        let fault = |column, fault| RuleError { rule: number, column, text: pattern.to_owned(), fault };
+        let compiled = Pattern::new(pattern).map_err(|e| fault(column(pattern, e.at), RuleFault::Pattern(e.fault)))?;
+        let target = find_target(&self.targets, target).map_err(|f| fault(1, f))?;
+        let parsed = Parsed { at: 0, pattern: compiled, target };
+        self.append(vec![parsed], pattern, Origin::Pushed)
+    }
+
+    /// `--cpu-moe`: all experts to `CPU`.
+    ///
+    /// # Errors
+    /// Too many rules.
+    pub fn cpu_moe(&mut self) -> Result<(), RuleError> {
+        self.generate(&[EXPERTS.to_owned()], Origin::CpuMoe)
+    }
+
+    /// `--n-cpu-moe N`: the experts of the first `n` layers to `CPU`.
+    ///
+    /// # Errors
+    /// Too many rules.
+    pub fn n_cpu_moe(&mut self, n: u32) -> Result<(), RuleError> {
+        self.generate(&per_layer(n, EXPERTS), Origin::NCpuMoe)
+    }
+
+    /// `--n-cpu-ffn N`: the dense feed-forward weights of the first `n` layers to `CPU`.
+    ///
+    /// # Errors
+    /// Too many rules.
+    pub fn n_cpu_ffn(&mut self, n: u32) -> Result<(), RuleError> {
+        self.generate(&per_layer(n, DENSE), Origin::NCpuFfn)
+    }
+
+    /// The rules in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Rule> {
+        self.rules.iter()
+    }
+
+    /// The rule with that index.
+    pub fn get(&self, index: usize) -> Option<&Rule> {
+        self.rules.get(index)
+    }
+
+    /// How many rules there are.
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// What rules may name.
+    pub fn targets(&self) -> &Targets {
+        &self.targets
+    }
+
+    /// The first rule that matches `name`, as an index. Does not count.
+    ///
+    /// # Errors
+    /// A pattern that reached its limit.
+    pub fn first_match(&self, name: &str) -> Result<Option<usize>, SlowRule> {
+        if self.rules.is_empty() {
+            return Ok(None);
+        }
+        self.matcher().first(&self.patterns(), name).map_err(|rule| SlowRule { rule, tensor: name.to_owned() })
+    }
+
+    /// Every rule that matches `name`, in order. Does not count.
+    ///
+    /// # Errors
+    /// A pattern that reached its limit.
+    pub fn all_matches(&self, name: &str) -> Result<Hits, SlowRule> {
+        self.matcher().all(&self.patterns(), name).map_err(|rule| SlowRule { rule, tensor: name.to_owned() })
+    }
+
+    pub(super) fn count_match(&self, rule: usize) {
+        if let Some(rule) = self.rules.get(rule) {
+            rule.matches.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn patterns<'a>(&'a self) -> impl Fn(usize) -> &'a Pattern {
+        |i| &self.rules[i].pattern
+    }
+
+    fn matcher(&self) -> &Matcher {
+        self.matcher.get_or_init(|| Matcher::new(self.rules.iter().map(|r| &r.pattern)))
+    }
+
+    fn generate(&mut self, patterns: &[String], origin: Origin) -> Result<(), RuleError> {
+        let mut parsed = Vec::with_capacity(patterns.len().min(MAX_RULES + 1));
+        // One too many is enough to find out.
+        for pattern in patterns.iter().take(MAX_RULES + 1) {
+            let fault = |fault| RuleError { rule: self.rules.len() + 1, column: 1, text: pattern.clone(), fault };
+            let compiled = Pattern::new(pattern).map_err(|e| fault(RuleFault::Pattern(e.fault)))?;
+            parsed.push(Parsed { at: 0, pattern: compiled, target: Target::Cpu });
+        }
+        self.append(parsed, patterns.first().map_or("", String::as_str), origin)
+    }
+
+    fn append(&mut self, parsed: Vec<Parsed>, text: &str, origin: Origin) -> Result<(), RuleError> {
+        let mut cost = self.cost;
+        for (i, rule) in parsed.iter().enumerate() {
+            let number = self.rules.len() + i + 1;
+            cost += rule.pattern.cost();
+            let fault = match () {
+                () if number > MAX_RULES => RuleFault::TooManyRules,
+                () if cost > MAX_TOTAL_COST => RuleFault::TooLargeTogether,
+                () => continue,
+            };
+            return Err(RuleError { rule: number, column: column(text, rule.at), text: text.to_owned(), fault });
+        }
+        self.cost = cost;
+        self.matcher = OnceLock::new();
+        self.rules.extend(parsed.into_iter().map(|p| Rule { pattern: p.pattern, target: p.target, origin, matches: AtomicU64::new(0) }));
+        Ok(())
+    }
+}
+
+/// A rule that was read but not appended.
+struct Parsed {
+    /// Byte offset in the text.
+    at: usize,
+    pattern: Pattern,
+    target: Target,
+}
+
+fn per_layer(n: u32, pattern: &str) -> Vec<String> {
+    (0..n.min(MAX_RULES as u32 + 1)).map(|layer| format!(r"blk\.{layer}{pattern}")).collect()
+}
+
+/// Reads `list`, which starts at byte `at` of `text`. The first rule has the number `number`.
+fn parse_list(targets: &Targets, text: &str, list: &str, mut at: usize, separator: char, number: usize) -> Result<Vec<Parsed>, RuleError> {
+    let mut parsed = Vec::new();
+    for (i, rule) in list.split(separator).enumerate() {
+        let number = number + i;
+        let fault = |at: usize, fault| RuleError { rule: number, column: column(text, at), text: text.to_owned(), fault };
+        if i >= MAX_RULES {
+            return Err(fault(at, RuleFault::TooManyRules));
+        }
+        if rule.is_empty() {
+            return Err(fault(at, RuleFault::Empty));
+        }
+        let Some((pattern, target)) = rule.split_once('=') else { return Err(fault(at, RuleFault::NoTarget)) };
+        let target = find_target(targets, target).map_err(|f| fault(at + pattern.len() + 1, f))?;
+        let pattern = Pattern::new(pattern).map_err(|e| fault(at + e.at, RuleFault::Pattern(e.fault)))?;
+        parsed.push(Parsed { at, pattern, target });
+        at += rule.len() + separator.len_utf8();
+    }
+    Ok(parsed)
+}
+
+fn find_target(targets: &Targets, name: &str) -> Result<Target, RuleFault> {
+    targets.find(name).cloned().ok_or_else(|| RuleFault::UnknownTarget {
+        name: name.chars().take(80).collect(),
+        nearest: targets.nearest(name).map(str::to_owned),
+        known: targets.names().map(str::to_owned).collect(),
+    })
+}
+
+/// The character of `text`, from 1, in which byte `at` lies.
+fn column(text: &str, at: usize) -> usize {
+    text.char_indices().take_while(|&(i, _)| i < at).count() + usize::from(text.is_char_boundary(at.min(text.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::PatternFault;
+
+    fn rules() -> Rules {
+        Rules::new(Targets::new(["CUDA0", "CUDA1", "RPC1[127.0.0.1:50053]"]))
+    }
+
+    fn parsed(text: &str) -> Rules {
+        let mut r = rules();
+        r.parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        r
+    }
+
+    fn listed(rules: &Rules) -> Vec<(&str, &str)> {
+        rules.iter().map(|r| (r.pattern().as_str(), r.target().name())).collect()
+    }
+
+    #[test]
+    fn rules_are_split_at_commas_and_then_at_the_first_equals_sign() {
+        let r = parsed(r"blk\.([0-9]|1[0-9])\.=CUDA0,exps=CPU,.*=RPC1[127.0.0.1:50053]");
+        assert_eq!(listed(&r), [(r"blk\.([0-9]|1[0-9])\.", "CUDA0"), ("exps", "CPU"), (".*", "RPC1[127.0.0.1:50053]")]);
+        // As in stock, nothing is trimmed.
+        assert_eq!(listed(&parsed("a=CPU, b=CPU")), [("a", "CPU"), (" b", "CPU")]);
+    }
+
+    #[test]
+    fn pushed_rules_may_contain_commas_and_equals_signs() {
+        let mut r = rules();
+        r.push(r"blk\.\d{1,2}\.(?=ffn)", "ARENA").unwrap();
+        assert_eq!(r.first_match("blk.12.ffn_up.weight").unwrap(), Some(0));
+        assert_eq!(r.first_match("blk.123.ffn_up.weight").unwrap(), None);
+        let e = r.push("a(b", "CPU").unwrap_err();
+        assert_eq!((e.rule, e.column, e.fault), (2, 2, RuleFault::Pattern(PatternFault::UnclosedGroup)));
+        assert!(matches!(r.push("a", "GPU").unwrap_err().fault, RuleFault::UnknownTarget { .. }));
+    }
+
+    #[test]
+    fn every_fault_names_its_rule_and_column() {
+        let mut r = rules();
+        r.parse("first=CPU").unwrap();
+        for (text, rule, column, fault) in [
+            ("", 1, 1, RuleFault::Empty),
+            ("a=CPU,", 2, 7, RuleFault::Empty),
+            (",a=CPU", 1, 1, RuleFault::Empty),
+            ("a=CPU,,b=CPU", 2, 7, RuleFault::Empty),
+            ("exps", 1, 1, RuleFault::NoTarget),
+            ("a=CPU,x{1,2}=CPU", 2, 7, RuleFault::NoTarget),
+            ("=CPU", 1, 1, RuleFault::Pattern(PatternFault::Empty)),
+            ("ä=CPU,öb(c=CPU", 2, 9, RuleFault::Pattern(PatternFault::UnclosedGroup)),
+            ("a=CPU,b**=CPU,[z-a]=CPU", 3, 17, RuleFault::Pattern(PatternFault::BadRange)),
+            ("((a{99}){99}){99}=CPU", 1, 2, RuleFault::Pattern(PatternFault::TooLarge)),
+            ("(?!b)(?:a(?!b)|a)*c=CPU", 1, 1, RuleFault::Pattern(PatternFault::TooSlow)),
+        ] {
+            let e = r.parse(text).unwrap_err();
+            assert_eq!((e.rule, e.column, e.fault, e.text.as_str()), (rule, column, fault, text));
+            assert_eq!(listed(&r), [("first", "CPU")], "after an error the rules are as they were");
+        }
+    }
+
+    #[test]
+    fn unknown_target_is_told_with_the_list_and_the_nearest_name() {
+        let e = rules().parse("exps=CPU,attn=CUDA_Hots").unwrap_err();
+        assert_eq!((e.rule, e.column), (2, 15));
+        let text = e.to_string();
+        assert!(text.contains("rule 2, column 15: unknown target 'CUDA_Hots'; did you mean CUDA_Host?"), "{text}");
+        assert!(text.contains("Known: CPU, CPU_MMAP, CUDA_Host, ARENA, CUDA0, CUDA1, RPC1[127.0.0.1:50053]"), "{text}");
+        assert_eq!(e.excerpt(), "exps=CPU,attn=CUDA_Hots\n              ^");
+        let look = rules().parse("a(?=b)=CPU").unwrap_err().to_string();
+        assert!(look.contains("the first '=' ends the pattern"), "{look}");
+    }
+
+    #[test]
+    fn excerpt_of_a_long_text_stays_short_and_points_at_the_fault() {
+        let text = "exps=CPU,".repeat(50) + "é=NOPE," + &"exps=CPU,".repeat(50);
+        let excerpt = rules().parse(&text).unwrap_err().excerpt();
+        let [shown, pointer] = excerpt.lines().collect::<Vec<_>>()[..] else { panic!("{excerpt}") };
+        assert!(shown.chars().count() <= 100);
+        assert_eq!(shown.chars().nth(pointer.chars().count() - 1), Some('N'));
+    }
+
+    #[test]
+    fn stock_limit_of_4096_rules_is_an_early_error() {
+        let mut r = rules();
+        r.parse(&vec!["zzz=CPU"; MAX_RULES].join(",")).unwrap();
+        let e = r.parse("a=CPU").unwrap_err();
+        assert_eq!((e.rule, e.fault), (MAX_RULES + 1, RuleFault::TooManyRules));
+        assert!(matches!(rules().parse(&vec!["z=CPU"; MAX_RULES + 1].join(",")).unwrap_err().fault, RuleFault::TooManyRules));
+        let mut r = rules();
+        assert_eq!(r.n_cpu_moe(u32::MAX).unwrap_err().fault, RuleFault::TooManyRules);
+        r.n_cpu_moe(MAX_RULES as u32).unwrap();
+        assert_eq!(r.first_match("blk.4095.ffn_up_exps.weight").unwrap(), Some(4095));
+    }
+
+    #[test]
+    fn patterns_that_are_large_together_are_refused() {
+        let mut r = rules();
+        let big = format!("(?:{}){{90}}", "a".repeat(100));
+        let fault = (0..200).find_map(|_| r.push(&big, "CPU").err()).unwrap();
+        assert_eq!(fault.fault, RuleFault::TooLargeTogether);
+        assert!(r.len() < 100);
+    }
+
+    #[test]
+    fn cpu_moe_and_its_variants_are_the_rules_of_stock() {
+        let mut r = rules();
+        r.cpu_moe().unwrap();
+        r.n_cpu_moe(2).unwrap();
+        r.n_cpu_ffn(1).unwrap();
+        assert_eq!(
+            listed(&r),
+            [
+                (r"\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),
+                (r"blk\.0\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),
+                (r"blk\.1\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),
+                (r"blk\.0\.ffn_(up|down|gate)\.", "CPU"),
+            ]
+        );
+        let mut r = rules();
+        r.n_cpu_moe(2).unwrap();
+        for (name, hit) in [
+            ("blk.1.ffn_gate_up_exps.weight", Some(1)),
+            ("blk.0.ffn_down_chexps.weight", Some(0)),
+            ("blk.0.ffn_gate_exps.bias", Some(0)),
+            ("blk.10.ffn_up_exps.weight", None),
+            ("blk.0.ffn_up_shexp.weight", None),
+            ("blk.0.ffn_up.weight", None),
+            ("blk.0.ffn_gate_inp.weight", None),
+        ] {
+            assert_eq!(r.first_match(name).unwrap(), hit, "{name}");
+        }
+    }
+
+    #[test]
+    fn bench_notation_separates_rules_by_semicolons_and_runs_by_commas() {
+        let targets = Targets::new(["CUDA0"]);
+        let runs = Rules::parse_bench(&targets, "a=CPU;b=CUDA0,,c=CPU;").unwrap();
+        assert_eq!(runs.iter().map(listed).collect::<Vec<_>>(), [vec![("a", "CPU"), ("b", "CUDA0")], vec![], vec![("c", "CPU")]]);
+        assert_eq!(Rules::parse_bench(&targets, "").unwrap().len(), 1);
+        for (text, rule, column) in [("a=CPU;;b=CPU", 2, 7), ("a=CPU,b=CPU;x", 3, 13), ("a=CPU;b=GPU", 2, 9), (";", 1, 1)] {
+            let e = Rules::parse_bench(&targets, text).unwrap_err();
+            assert_eq!((e.rule, e.column), (rule, column), "{text}: {e}");
+        }
+    }
+
+    #[test]
+    fn first_match_wins_across_both_engines_and_all_matches_are_in_order() {
+        let r = parsed(r"(?!blk)out=CPU,exps=ARENA,(?!blk\.1\.)blk=CPU_MMAP,blk=CPU");
+        let all = |name| r.all_matches(name).unwrap().as_slice().to_vec();
+        assert_eq!(all("output.weight"), [0]);
+        assert_eq!(all("blk.1.ffn_up_exps.weight"), [1, 3]);
+        assert_eq!(all("blk.2.ffn_up_exps.weight"), [1, 2, 3]);
+        assert_eq!(r.first_match("blk.2.attn_q.weight").unwrap(), Some(2));
+        assert_eq!(r.first_match("blk.1.attn_q.weight").unwrap(), Some(3));
+        assert_eq!(r.first_match("token_embd.weight").unwrap(), None);
+    }
+
+    #[test]
+    fn random_rule_sets_find_the_same_rule_as_one_pattern_after_the_other() {
+        let seed = fastrand::u64(..);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        const PARTS: [&str; 12] = ["blk", r"\.", "1", "[0-9]", "ffn", "up", "exps", ".*", "weight", "$", "(?!0)", "(a|e)"];
+        for _ in 0..60 {
+            let mut r = rules();
+            while r.len() < rng.usize(1..40) {
+                let pattern: String = (0..rng.usize(1..5)).map(|_| rng.choice(PARTS).unwrap()).collect();
+                let _ = r.push(&pattern, "CPU");
+            }
+            for _ in 0..40 {
+                let name: String =
+                    (0..rng.usize(..6)).map(|_| rng.choice(["blk", ".", "1", "0", "ffn_", "up", "exps", "weight"]).unwrap()).collect();
+                let one_by_one: Vec<usize> = (0..r.len()).filter(|&i| r.rules[i].pattern.is_match(&name).unwrap()).collect();
+                assert_eq!(r.all_matches(&name).unwrap().as_slice(), one_by_one, "seed {seed}: {name}");
+                assert_eq!(r.first_match(&name).unwrap(), one_by_one.first().copied(), "seed {seed}: {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn random_rule_texts_are_parsed_or_refused_inside_their_text() {
+        let seed = fastrand::u64(..);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        const PARTS: [&str; 16] = ["a", "=", ",", ";", "CPU", "ARENA", "CUDA", "(", ")", "[", "]", "*", "\\", "é", ".", "{2}"];
+        for _ in 0..5_000 {
+            let text: String = (0..rng.usize(..14)).map(|_| rng.choice(PARTS).unwrap()).collect();
+            let mut r = rules();
+            if let Err(e) = r.parse(&text) {
+                assert!(e.column >= 1 && e.column <= text.chars().count() + 1, "seed {seed}: {text}: {e}");
+                let _ = (e.excerpt(), e.to_string());
+            }
+            let _ = Rules::parse_bench(r.targets(), &text);
+        }
+    }
+}

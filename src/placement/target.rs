@@ -1,0 +1,136 @@
+//! The places a tensor can be given, and the names they have in `-ot`.
+//!
+//! Owns: names, the list of what may be named, the nearest name to a misspelt one. Must not know: which tensor gets which place.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+/// Where a tensor goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Target {
+    /// Stock's plain CPU buffer type: the file's mapping itself, or ordinary memory without one.
+    Cpu,
+    /// Berth's zero-copy type over the file's mapping.
+    CpuMmap,
+    /// Berth's page-locked memory.
+    CudaHost,
+    /// Berth's file-backed arena.
+    Arena,
+    /// The buffer type of a device, by name, for example `CUDA0`.
+    Device(Arc<str>),
+    /// Stock's own page-locked type of a GPU, by name. It cannot be named in a rule, and stock only chooses it without mmap.
+    StockHost(Arc<str>),
+}
+
+impl Target {
+    /// The name as typed in `-ot`; for [`Target::StockHost`], the one that stock logs.
+    pub fn name(&self) -> &str {
+        match self {
+            Target::Cpu => "CPU",
+            Target::CpuMmap => "CPU_MMAP",
+            Target::CudaHost => "CUDA_Host",
+            Target::Arena => "ARENA",
+            Target::Device(name) | Target::StockHost(name) => name,
+        }
+    }
+
+    /// Whether the tensor is in host memory in ggml's own layout.
+    pub fn is_host(&self) -> bool {
+        !matches!(self, Target::Device(_))
+    }
+
+    /// Whether it is one of Berth's buffer types.
+    pub fn is_berth(&self) -> bool {
+        matches!(self, Target::CpuMmap | Target::CudaHost | Target::Arena)
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // The same name as Berth's; a reader must be able to tell them apart.
+            Target::StockHost(name) => write!(f, "{name} (stock)"),
+            other => f.write_str(other.name()),
+        }
+    }
+}
+
+impl Serialize for Target {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// The targets that a rule may name.
+#[derive(Clone, Debug)]
+pub struct Targets(Vec<Target>);
+
+impl Targets {
+    /// Berth's own and `CPU`, and the buffer types of the given devices. Names that are there already are not added again.
+    pub fn new<S: AsRef<str>>(devices: impl IntoIterator<Item = S>) -> Targets {
+        let mut all = vec![Target::Cpu, Target::CpuMmap, Target::CudaHost, Target::Arena];
+        for device in devices {
+            let name = device.as_ref();
+            if !all.iter().any(|t| t.name() == name) {
+                all.push(Target::Device(name.into()));
+            }
+        }
+        Targets(all)
+    }
+
+    /// The target of that name; names are case-sensitive, as in stock.
+    pub fn find(&self, name: &str) -> Option<&Target> {
+        self.0.iter().find(|t| t.name() == name)
+    }
+
+    /// Every name, in the order given.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(Target::name)
+    }
+
+    /// The name that was probably meant, if one is near.
+    pub fn nearest(&self, name: &str) -> Option<&str> {
+        let wanted = name.trim().to_lowercase();
+        let distance = |t: &&str| strsim::damerau_levenshtein(&t.to_lowercase(), &wanted);
+        // A misspelling, not another word: at most a third of the letters may differ.
+        let most = wanted.chars().count().div_ceil(3);
+        // Do not compare with something that no one can have meant: the time is the product of the lengths.
+        self.names().filter(|_| wanted.len() <= 64).min_by_key(distance).filter(|t| distance(t) <= most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_target_is_the_one_meant_and_nothing_if_nothing_is_near() {
+        let targets = Targets::new(["CUDA0", "Vulkan0", "CPU"]);
+        assert_eq!(targets.names().collect::<Vec<_>>(), ["CPU", "CPU_MMAP", "CUDA_Host", "ARENA", "CUDA0", "Vulkan0"]);
+        for (typed, meant) in [
+            ("CUDA_Hots", Some("CUDA_Host")),
+            ("cuda_host", Some("CUDA_Host")),
+            ("CPU ", Some("CPU")),
+            ("CUDA1", Some("CUDA0")),
+            ("CPUMMAP", Some("CPU_MMAP")),
+            ("arena", Some("ARENA")),
+            ("vulkan", Some("Vulkan0")),
+            ("the moon", None),
+            ("", None),
+        ] {
+            assert_eq!(targets.nearest(typed), meant, "{typed}");
+        }
+        assert_eq!(targets.nearest(&"x".repeat(1_000_000)), None);
+    }
+
+    #[test]
+    fn stock_host_type_is_told_apart_from_the_one_of_berth() {
+        let stock = Target::StockHost("CUDA_Host".into());
+        assert_eq!((stock.name(), stock.to_string().as_str()), ("CUDA_Host", "CUDA_Host (stock)"));
+        assert_ne!(stock, Target::CudaHost);
+        assert!(stock.is_host() && !stock.is_berth());
+        assert!(!Target::Device("CUDA0".into()).is_host());
+    }
+}
