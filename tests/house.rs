@@ -14,6 +14,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("report", &["error", "log", "config"]),
     ("abi", &["error", "log"]),
     ("memory", &["error"]),
+    ("gguf", &[]),
+    ("placement", &["gguf"]),
     ("buffers", &["error", "log", "config", "report", "abi", "memory"]),
     ("backend", &["error", "log", "config", "report", "abi", "buffers"]),
     ("capi", &["error", "log", "config", "report", "abi", "memory", "buffers", "backend"]),

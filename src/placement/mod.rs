@@ -1,0 +1,31 @@
+//! Which tensor goes where, and why.
+//!
+//! Owns: rules (the `-ot` grammar of stock llama.cpp), the decision for one tensor, its reason, and the explanation of a whole model. Pure: no
+//! allocation of weights, no file, no environment, no unsafe. Must not know: ggml's structs, buffers, how memory is had.
+
+mod byte_set;
+mod decide;
+mod ecma;
+mod load;
+mod matcher;
+mod names;
+mod pattern;
+mod pattern_error;
+mod reason;
+mod rule_error;
+mod rules;
+mod target;
+mod tensor;
+
+pub use decide::{DecideError, Decision, Memory, after_failure, decide};
+pub use ecma::MAX_PATTERN_BYTES;
+pub use load::{Device, LazyMode, Load, OFFLOAD_MIN_BATCH, Offload, Repack};
+pub use matcher::Hits;
+pub use names::{Name, Op, Part};
+pub use pattern::{Pattern, TooSlow};
+pub use pattern_error::{PatternError, PatternFault};
+pub use reason::Reason;
+pub use rule_error::{RuleError, RuleFault};
+pub use rules::{MAX_RULES, Origin, Rule, Rules, SlowRule};
+pub use target::{Target, Targets};
+pub use tensor::{Class, Flags, Tensor};
