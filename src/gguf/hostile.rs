@@ -293,7 +293,8 @@ fn header_with_200_000_tensors_is_read_far_below_a_second_and_within_its_own_siz
     let took = start.elapsed();
     assert_eq!(h.tensor_count(), 200_000);
     assert!(h.kept.capacity() as u64 <= f.header().len() as u64 * 2 && h.kept.capacity() < 40 << 20);
-    assert!(took.as_secs_f64() < 2.0, "{took:?} (an unoptimised build on a busy machine may take 2 s; release takes below 0.1 s)");
+// An unoptimised build on a busy machine says nothing about time.
+    assert!(cfg!(debug_assertions) || took.as_secs_f64() < 1.0, "{took:?}");
     println!("200,000 tensors, {} KiB of header: {took:?}", f.header().len() >> 10);
 }
 
