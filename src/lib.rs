@@ -17,6 +17,7 @@ pub mod config;
 pub mod error;
 #[forbid(unsafe_code)]
 pub mod gguf;
+pub mod loader;
 pub mod log;
 pub mod memory;
 #[forbid(unsafe_code)]

@@ -18,11 +18,12 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("placement", &["gguf"]),
     ("buffers", &["error", "log", "config", "report", "abi", "memory"]),
     ("backend", &["error", "log", "config", "report", "abi", "buffers"]),
-    ("capi", &["error", "log", "config", "report", "abi", "memory", "buffers", "backend"]),
+    ("loader", &["error", "config", "report", "memory", "gguf", "placement", "buffers"]),
+    ("capi", &["error", "log", "config", "report", "abi", "memory", "gguf", "placement", "buffers", "loader", "backend"]),
 ];
 
 /// Where `unsafe` may stand.
-const MAY_BE_UNSAFE: &[&str] = &["abi/", "memory/", "buffers/vtable.rs", "buffers/tensors.rs", "backend/", "capi/"];
+const MAY_BE_UNSAFE: &[&str] = &["abi/", "memory/", "buffers/vtable.rs", "buffers/tensors.rs", "backend/", "loader/place.rs", "capi/"];
 
 /// What a function that C calls may consist of: one call of one of these, all of which catch panics.
 const GUARDS: &[&str] = &["guard", "status", "pointer"];

@@ -8,7 +8,7 @@ mod stream;
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::abi::{Host, ggml_backend_buffer_type, ggml_backend_device, ggml_backend_reg, stay_loaded};
+use crate::abi::{Host, ggml_backend_buffer, ggml_backend_buffer_type, ggml_backend_device, ggml_backend_reg, stay_loaded};
 use crate::buffers::{self, Arena, BufferType, CpuMmap, CudaHost};
 use crate::error::Result;
 use crate::report::{self, HostInfo};
@@ -123,6 +123,16 @@ impl Instance {
     /// The buffer type of a kind.
     pub fn buffer_type(&'static self, kind: Kind) -> *mut ggml_backend_buffer_type {
         (&raw const self.types[kind as usize]).cast_mut()
+    }
+
+    /// A ggml buffer of a kind over memory that somebody else owns and has reported.
+    ///
+    /// # Safety
+    /// `base` must point at `size` bytes, writable if `writable` says so, that stay valid until the buffer is freed.
+    pub unsafe fn buffer_over(&'static self, kind: Kind, base: *mut u8, size: usize, writable: bool) -> *mut ggml_backend_buffer {
+        let name = kind.buffer_type_name().to_str().unwrap_or("?");
+        // SAFETY: the caller vouches for the memory; type and host are this instance's and live for ever.
+        unsafe { buffers::over_region(self.buffer_type(kind), &self.host, name, base, size, writable) }
     }
 
     /// Which of this instance's devices a pointer means.

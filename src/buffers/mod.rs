@@ -12,7 +12,7 @@ mod vtable;
 pub use arena::Arena;
 pub use cpu_mmap::CpuMmap;
 pub use cuda_host::CudaHost;
-pub use vtable::{buffer_type, from_host_ptr};
+pub use vtable::{buffer_type, from_host_ptr, over_region};
 
 use std::ffi::CStr;
 use std::path::PathBuf;

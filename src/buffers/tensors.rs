@@ -14,7 +14,8 @@ pub(super) struct Contents {
     pub(super) host: &'static Host,
     pub(super) name: &'static str,
     pub(super) region: Region,
-    pub(super) id: report::Id,
+    /// Its record in the report; none if its owner keeps that.
+    pub(super) id: Option<report::Id>,
 }
 
 /// A part of a tensor, or several equally spaced ones: `count` pieces of `size` bytes, `stride` bytes apart, the first at `offset`.
@@ -157,14 +158,12 @@ impl Contents {
 
     /// Remembers a weight for the report. Views are parts of weights that are remembered already.
     pub(super) fn remember(&self, tensor: &ggml_tensor) {
-        if !tensor.view_src.is_null() {
-            return;
-        }
+        let Some(id) = self.id.filter(|_| tensor.view_src.is_null()) else { return };
         let name = tensor.name.map(|c| c as u8);
         let name = name.split(|c| *c == 0).next().unwrap_or(&[]);
         // SAFETY: the tensor is the host's.
         let bytes = unsafe { (self.host.api.ggml_nbytes)(tensor) };
         let type_name = abi::GGML_TYPES.iter().find(|(number, _)| *number == tensor.type_).map_or("other", |(_, name)| name);
-        report::add_tensor(self.id, report::Tensor { name: String::from_utf8_lossy(name).into_owned(), type_name, bytes });
+        report::add_tensor(id, report::Tensor { name: String::from_utf8_lossy(name).into_owned(), type_name, bytes });
     }
 }

@@ -50,6 +50,24 @@ pub unsafe fn from_host_ptr(
     Ok(new_buffer(buft, host, CpuMmap::name(), Placed::as_asked(region, Place::Mapped, file)))
 }
 
+/// A buffer over a region that somebody else has allocated, filled and reported: the loader's. It must be freed before the region goes.
+///
+/// # Safety
+/// `base` must point at `size` bytes, writable if `writable` says so, that stay valid until the buffer is freed; `buft` must be a type made by
+/// [`buffer_type`] for `host` and live as long.
+pub unsafe fn over_region(
+    buft: *mut ggml_backend_buffer_type,
+    host: &'static Host,
+    name: &'static str,
+    base: *mut u8,
+    size: usize,
+    writable: bool,
+) -> *mut ggml_backend_buffer {
+    // SAFETY: the caller vouches for the memory.
+    let region = unsafe { Region::borrowed(base, size, writable) };
+    wrap(buft, host, name, region, None)
+}
+
 /// Trampolines of a buffer type.
 struct TypeTable<T>(PhantomData<T>);
 
@@ -90,11 +108,26 @@ impl<T: BufferType> TypeTable<T> {
     }
 }
 
-/// Makes the host's buffer struct around a region.
-fn new_buffer(buft: *mut ggml_backend_buffer_type, host: &'static Host, name: &'static str, placed: Placed) -> *mut ggml_backend_buffer {
+/// Makes the host's buffer struct around new memory, and reports it.
+fn new_buffer(
+    buft: *mut ggml_backend_buffer_type,
+    host: &'static Host,
+    name: &'static str,
+    placed: Placed,
+) -> *mut ggml_backend_buffer {
     let Placed { region, place, file, fallback } = placed;
+    let id = report::add_buffer(name, place, region.len(), file, fallback);
+    wrap(buft, host, name, region, Some(id))
+}
+
+fn wrap(
+    buft: *mut ggml_backend_buffer_type,
+    host: &'static Host,
+    name: &'static str,
+    region: Region,
+    id: Option<report::Id>,
+) -> *mut ggml_backend_buffer {
     let size = region.len();
-    let id = report::add_buffer(name, place, size, file, fallback);
     let context = into_foreign(Contents { host, name, region, id });
     // SAFETY: each call is made for the host's own layout; type and contents outlive the buffer (`free_buffer` ends the contents).
     let buffer = unsafe {
@@ -105,10 +138,18 @@ fn new_buffer(buft: *mut ggml_backend_buffer_type, host: &'static Host, name: &'
     };
     if buffer.is_null() {
         // SAFETY: made above and given to nobody.
-        drop(unsafe { from_foreign::<Contents>(context) });
-        report::remove_buffer(id);
+        end(unsafe { from_foreign::<Contents>(context) });
     }
     buffer
+}
+
+/// Gives the memory back, and reports it.
+fn end(contents: Contents) {
+    let id = contents.id;
+    drop(contents);
+    if let Some(id) = id {
+        report::remove_buffer(id);
+    }
 }
 
 /// Trampolines of a buffer whose table has the layout `I`.
@@ -155,10 +196,7 @@ impl<I> BufferTable<I> {
     unsafe extern "C" fn free_buffer(buffer: *mut ggml_backend_buffer) {
         guard("free_buffer", (), || {
             // SAFETY: the host frees a buffer once, and nobody uses it afterwards.
-            let contents = unsafe { from_foreign::<Contents>((*buffer.cast::<ggml_backend_buffer_of<I>>()).context) };
-            let id = contents.id;
-            drop(contents);
-            report::remove_buffer(id);
+            end(unsafe { from_foreign::<Contents>((*buffer.cast::<ggml_backend_buffer_of<I>>()).context) });
         });
     }
 

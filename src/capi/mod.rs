@@ -3,7 +3,11 @@
 //! Owns: argument checks and the last error of each thread. Rules: an output is written only on success; a string that a function returns is
 //! constant, or is freed with `berth_string_free`; every function may be called from any thread.
 
+mod input;
+pub mod loader;
+pub mod placement;
 pub mod plugin;
+pub mod rules;
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -12,17 +16,24 @@ use std::sync::Arc;
 use crate::abi::{ggml_backend_buffer_type, ggml_backend_reg, guard};
 use crate::backend::{self, Kind};
 use crate::config::VERSION;
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Position, Result, Status};
 use crate::{log, report};
 
-thread_local! {
-    static LAST_ERROR: RefCell<CString> = RefCell::default();
+/// What `berth_last_error` and `berth_last_error_info` tell.
+struct Last {
+    text: CString,
+    status: Status,
+    position: Option<Position>,
 }
 
-/// Keeps the message of a failure for `berth_last_error`, and gives its status.
+thread_local! {
+    static LAST_ERROR: RefCell<Last> = RefCell::new(Last { text: CString::default(), status: Status::Ok, position: None });
+}
+
+/// Keeps a failure for `berth_last_error`, and gives its status.
 fn keep(error: &Error) -> Status {
     let text = CString::new(error.message.replace('\0', "?")).unwrap_or_default();
-    LAST_ERROR.with_borrow_mut(|last| *last = text);
+    LAST_ERROR.with_borrow_mut(|last| *last = Last { text, status: error.status, position: error.position });
     error.status
 }
 
@@ -57,7 +68,51 @@ pub extern "C" fn berth_status_text(status: c_int) -> *const c_char {
 /// this thread, or the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn berth_last_error() -> *const c_char {
-    guard("berth_last_error", c"".as_ptr(), || LAST_ERROR.with_borrow(|last| last.as_ptr()))
+    guard("berth_last_error", c"".as_ptr(), || LAST_ERROR.with_borrow(|last| last.text.as_ptr()))
+}
+
+/// What went wrong in the last call of this thread that failed, and where.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ErrorInfo {
+    /// `sizeof(struct berth_error_info)`, set by the caller.
+    pub struct_size: usize,
+    /// Its class.
+    pub status: Status,
+    /// Number of the rule that is at fault, from 1; 0 if none is.
+    pub rule: usize,
+    /// Column of the fault in the text of the rules, from 1, in characters; 0 if there is none.
+    pub column: usize,
+    /// Offset of the fault in the file, in bytes; meaningful if `in_file`.
+    pub offset: u64,
+    /// Whether the fault is in a file.
+    pub in_file: bool,
+    /// The same as `berth_last_error()`.
+    pub message: *const c_char,
+}
+
+/// Tells more about the last failure than its message.
+///
+/// # Safety
+/// `info` must be NULL, which is an error, or point at a struct whose `struct_size` is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_last_error_info(info: *mut ErrorInfo) -> Status {
+    guard("berth_last_error_info", Status::Internal, || {
+        let value = LAST_ERROR.with_borrow(|last| {
+            let (rule, column) = match last.position {
+                Some(Position::Rule { rule, column }) => (rule, column),
+                _ => (0, 0),
+            };
+            let (in_file, offset) = match last.position {
+                Some(Position::Byte(offset)) => (true, offset),
+                _ => (false, 0),
+            };
+            ErrorInfo { struct_size: 0, status: last.status, rule, column, offset, in_file, message: last.text.as_ptr() }
+        });
+        // Not through `status`: a failure here must not replace the one that is asked about.
+        // SAFETY: the caller vouches for `info`.
+        unsafe { input::put(info, value) }.map_or_else(|e| e.status, |()| Status::Ok)
+    })
 }
 
 /// Berth as a ggml backend registry, for `ggml_backend_register`. Needs a ggml of version 0.9.0 or newer in the process, as a shared library.
@@ -147,4 +202,9 @@ pub unsafe extern "C" fn berth_log_set(function: LogFn, user: *mut c_void) {
             })
         }));
     });
+}
+
+// SAFETY: `repr(C)`, begins with `struct_size`; numbers, a bool, a status and a pointer may be zero.
+unsafe impl input::Versioned for ErrorInfo {
+    const NAME: &'static str = "berth_error_info";
 }

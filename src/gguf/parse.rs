@@ -402,9 +402,10 @@ pub(super) fn after_text(kept: &[u8], at: u32) -> usize {
 }
 
 impl GgmlType {
-    /// Bytes of a tensor of this format and shape; `None` if the format is unknown. The shape was checked.
-    pub(super) fn bytes_of(self, dims: [u64; 4]) -> Option<u64> {
-        let info = self.info()?;
-        Some(elements(dims)? / info.block_elements * info.block_bytes)
+    /// Bytes of a tensor of this format and shape; `None` if the format is unknown, a row is no whole number of blocks, or the product is too
+    /// large.
+    pub fn bytes_of(self, dims: [u64; 4]) -> Option<u64> {
+        let info = self.info().filter(|info| dims[0].is_multiple_of(info.block_elements))?;
+        (elements(dims)? / info.block_elements).checked_mul(info.block_bytes)
     }
 }

@@ -8,6 +8,7 @@ mod tensor;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::error::{Error, Result, Status};
 use crate::gguf::{Header, Model};
@@ -31,7 +32,7 @@ enum Stage {
 /// A model on its way into memory.
 pub struct Loader {
     model: Model,
-    rules: Rules,
+    rules: Arc<Rules>,
     load: Load,
     stage: Stage,
     /// Boxed: their addresses are given out.
@@ -47,7 +48,7 @@ impl Loader {
     ///
     /// # Errors
     /// [`Status::Io`] or [`Status::BadFile`], naming file, offset and fault.
-    pub fn open(path: &Path, rules: Rules, load: Load) -> Result<Loader> {
+    pub fn open(path: &Path, rules: Arc<Rules>, load: Load) -> Result<Loader> {
         let model = Model::open(path)?;
         let load = with_model(load, model.header());
         Ok(Loader { model, rules, load, stage: Stage::Creating, tensors: Vec::new(), by_name: HashMap::new(), buffers: Vec::new() })

@@ -1,0 +1,187 @@
+//! `berth_rules_*`: the ordered list of rules that say which tensor goes where.
+
+use std::ffi::{CString, c_char};
+use std::sync::Arc;
+
+use super::{input, status};
+use crate::abi::guard;
+use crate::error::{Error, Position, Result, Status};
+use crate::placement::{self, RuleError, Targets};
+
+/// An ordered list of rules. It may not be changed once a loader uses it.
+pub struct Rules {
+    pub(super) rules: Arc<placement::Rules>,
+    /// What `berth_rules_get` has handed out, so that it stays valid.
+    texts: Vec<[CString; 2]>,
+}
+
+/// One rule.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RuleInfo {
+    /// `sizeof(struct berth_rule)`, set by the caller.
+    pub struct_size: usize,
+    /// The regular expression (ECMAScript, searched for anywhere in the tensor's name). Valid until the rules are changed or freed.
+    pub pattern: *const c_char,
+    /// The name of the place. Valid as long.
+    pub target: *const c_char,
+    /// How many tensors this rule has decided so far.
+    pub matches: u64,
+}
+
+// SAFETY: `repr(C)`, begins with `struct_size`; numbers and pointers may be zero.
+unsafe impl input::Versioned for RuleInfo {
+    const NAME: &'static str = "berth_rule";
+}
+
+impl From<RuleError> for Error {
+    fn from(error: RuleError) -> Error {
+        Error::invalid(error.to_string()).at(Position::Rule { rule: error.rule, column: error.column })
+    }
+}
+
+impl Rules {
+    fn change(&mut self, change: impl FnOnce(&mut placement::Rules) -> std::result::Result<(), RuleError>) -> Result<()> {
+        let rules = Arc::get_mut(&mut self.rules).ok_or_else(|| Error::invalid("the rules are in use by a loader"))?;
+        change(rules)?;
+        self.texts.clear();
+        Ok(())
+    }
+}
+
+/// New, empty rules. `devices` are the names of device buffer types that rules may name beside `CPU`, `CPU_MMAP`, `CUDA_Host` and `ARENA`, for
+/// example "CUDA0". Free with `berth_rules_free`.
+///
+/// # Safety
+/// `devices` must point at `n_devices` strings, or be NULL if that is 0; `rules` must be NULL, which is an error, or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_rules_new(devices: *const *const c_char, n_devices: usize, rules: *mut *mut Rules) -> Status {
+    status("berth_rules_new", || {
+        // SAFETY: the caller vouches for the array and the strings in it.
+        let names = unsafe { input::array(devices, n_devices, "devices") }?;
+        // SAFETY: likewise.
+        let names = names.iter().map(|name| unsafe { input::text(*name, "a device's name") }).collect::<Result<Vec<_>>>()?;
+        let make = || Ok(Box::into_raw(Box::new(Rules { rules: Arc::new(placement::Rules::new(Targets::new(names))), texts: Vec::new() })));
+        // SAFETY: the caller vouches for `rules`.
+        unsafe { input::output(rules, "rules", make) }
+    })
+}
+
+/// Appends the rules of one `-ot` argument of llama.cpp: `pattern=TARGET,pattern=TARGET`. On an error nothing is appended, and
+/// `berth_last_error_info` tells rule and column.
+///
+/// # Safety
+/// `rules` must be NULL, which is an error, or valid; `text` must be NULL, which is an error, or NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_rules_parse(rules: *mut Rules, text: *const c_char) -> Status {
+    status("berth_rules_parse", || {
+        // SAFETY: the caller vouches for both.
+        let (rules, text) = unsafe { (input::handle(rules, "rules")?, input::text(text, "text")?) };
+        rules.change(|r| r.parse(text))
+    })
+}
+
+/// Appends the rules of one `-ot` argument of llama-bench: `pattern=TARGET;pattern=TARGET`. A `,` there separates runs with rules of their own;
+/// `run`, from 0, says which one is wanted.
+///
+/// # Safety
+/// As `berth_rules_parse`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_rules_parse_bench(rules: *mut Rules, text: *const c_char, run: usize) -> Status {
+    status("berth_rules_parse_bench", || {
+        // SAFETY: the caller vouches for both.
+        let (rules, text) = unsafe { (input::handle(rules, "rules")?, input::text(text, "text")?) };
+        let runs = placement::Rules::parse_bench(rules.rules.targets(), text)?;
+        let wanted = runs.get(run).ok_or_else(|| Error::invalid(format!("run {run} of {}", runs.len())))?;
+        rules.change(|r| wanted.iter().try_for_each(|rule| r.push(rule.pattern().as_str(), rule.target().name())))
+    })
+}
+
+/// Appends one rule. Nothing is split off, so the pattern may contain `,`, `;` and `=`.
+///
+/// # Safety
+/// `rules` must be NULL, which is an error, or valid; `pattern` and `target` must be NULL, which is an error, or NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_rules_push(rules: *mut Rules, pattern: *const c_char, target: *const c_char) -> Status {
+    status("berth_rules_push", || {
+        // SAFETY: the caller vouches for all three.
+        let (rules, pattern, target) =
+            unsafe { (input::handle(rules, "rules")?, input::text(pattern, "pattern")?, input::text(target, "target")?) };
+        rules.change(|r| r.push(pattern, target))
+    })
+}
+
+/// Appends what `--cpu-moe` means: all experts to `CPU`.
+///
+/// # Safety
+/// `rules` must be NULL, which is an error, or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_rules_cpu_moe(rules: *mut Rules) -> Status {
+    // SAFETY: the caller vouches for `rules`.
+    status("berth_rules_cpu_moe", || unsafe { input::handle(rules, "rules") }?.change(placement::Rules::cpu_moe))
+}
+
+/// Appends what `--n-cpu-moe n` means: the experts of the first `n` layers to `CPU`.
+///
+/// # Safety
+/// `rules` must be NULL, which is an error, or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_rules_n_cpu_moe(rules: *mut Rules, n: u32) -> Status {
+    // SAFETY: the caller vouches for `rules`.
+    status("berth_rules_n_cpu_moe", || unsafe { input::handle(rules, "rules") }?.change(|r| r.n_cpu_moe(n)))
+}
+
+/// Appends what `--n-cpu-ffn n` means: the dense feed-forward weights of the first `n` layers to `CPU`.
+///
+/// # Safety
+/// `rules` must be NULL, which is an error, or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_rules_n_cpu_ffn(rules: *mut Rules, n: u32) -> Status {
+    // SAFETY: the caller vouches for `rules`.
+    status("berth_rules_n_cpu_ffn", || unsafe { input::handle(rules, "rules") }?.change(|r| r.n_cpu_ffn(n)))
+}
+
+/// How many rules there are; 0 for NULL.
+///
+/// # Safety
+/// `rules` must be NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_rules_count(rules: *const Rules) -> usize {
+    // SAFETY: the caller vouches for `rules`.
+    guard("berth_rules_count", 0, || unsafe { rules.as_ref() }.map_or(0, |r| r.rules.len()))
+}
+
+/// The rule at `index`, from 0, and how often it has decided.
+///
+/// # Safety
+/// `rules` must be NULL, which is an error, or valid; `rule` must be NULL, which is an error, or point at a struct whose `struct_size` is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_rules_get(rules: *mut Rules, index: usize, rule: *mut RuleInfo) -> Status {
+    status("berth_rules_get", || {
+        // SAFETY: the caller vouches for `rules`.
+        let rules = unsafe { input::handle(rules, "rules") }?;
+        let wanted = rules.rules.get(index).ok_or_else(|| Error::invalid(format!("rule {index} of {}", rules.rules.len())))?;
+        if rules.texts.is_empty() {
+            let text = |t: &str| CString::new(t).unwrap_or_default();
+            rules.texts = rules.rules.iter().map(|r| [text(r.pattern().as_str()), text(r.target().name())]).collect();
+        }
+        let [pattern, target] = &rules.texts[index];
+        let info = RuleInfo { struct_size: 0, pattern: pattern.as_ptr(), target: target.as_ptr(), matches: wanted.matches() };
+        // SAFETY: the caller vouches for `rule`.
+        unsafe { input::put(rule, info) }
+    })
+}
+
+/// Frees rules. NULL is allowed. A loader that uses them keeps what it needs.
+///
+/// # Safety
+/// `rules` must be NULL, or valid and not be used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_rules_free(rules: *mut Rules) {
+    guard("berth_rules_free", (), || {
+        if !rules.is_null() {
+            // SAFETY: by the caller's promise, made by `berth_rules_new` and freed once.
+            drop(unsafe { Box::from_raw(rules) });
+        }
+    });
+}
