@@ -14,12 +14,39 @@
 #ifndef BERTH_H
 #define BERTH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* ggml's own types, from ggml-backend.h; opaque here. */
 struct ggml_backend_reg;
 struct ggml_backend_buffer_type;
+struct ggml_backend_buffer;
+
+/**
+ * It may be missing from the model.
+ */
+#define BERTH_TENSOR_NOT_REQUIRED 1
+
+/**
+ * It is used a second time, elsewhere in the model; token embeddings then act as the output matrix.
+ */
+#define BERTH_TENSOR_DUPLICATED 2
+
+/**
+ * It is in the model but not wanted.
+ */
+#define BERTH_TENSOR_SKIP 4
+
+/**
+ * Its rows may be read when they are needed.
+ */
+#define BERTH_TENSOR_READ_LAZY 8
+
+/**
+ * It is not in the model (`berth_decide` only; a loader knows).
+ */
+#define BERTH_TENSOR_MISSING 16
 
 /**
  * Outcome of an exported function, as C sees it. Numbers are part of the ABI: they are never changed and never reused.
@@ -69,6 +96,92 @@ enum berth_status {
      * The caller's own function asked to stop.
      */
     BERTH_STATUS_CANCELLED = 10,
+    /**
+     * A file or a tensor of that name does not exist.
+     */
+    BERTH_STATUS_NOT_FOUND = 11,
+    /**
+     * A file is damaged, incomplete, or not what it claims to be.
+     */
+    BERTH_STATUS_BAD_FILE = 12,
+};
+
+/**
+ * Where the bytes of a tensor lie.
+ */
+enum berth_memory {
+    /**
+     * Nowhere: the tensor is not made.
+     */
+    BERTH_MEMORY_NONE = 0,
+    /**
+     * In the file's mapping: no copy, and the kernel may drop the pages.
+     */
+    BERTH_MEMORY_MAPPED = 1,
+    /**
+     * Copied into ordinary memory.
+     */
+    BERTH_MEMORY_PAGEABLE = 2,
+    /**
+     * Copied into page-locked memory.
+     */
+    BERTH_MEMORY_PINNED = 3,
+    /**
+     * Copied into a file of Berth.
+     */
+    BERTH_MEMORY_ARENA = 4,
+    /**
+     * Copied into ordinary memory in another order, by the CPU backend.
+     */
+    BERTH_MEMORY_REPACKED = 5,
+    /**
+     * Copied to a device.
+     */
+    BERTH_MEMORY_DEVICE = 6,
+};
+
+/**
+ * A model on its way into memory. One thread at a time.
+ */
+struct berth_loader;
+
+/**
+ * An ordered list of rules. It may not be changed once a loader uses it.
+ */
+struct berth_rules;
+
+/**
+ * What went wrong in the last call of this thread that failed, and where.
+ */
+struct berth_error_info {
+    /**
+     * `sizeof(struct berth_error_info)`, set by the caller.
+     */
+    size_t struct_size;
+    /**
+     * Its class.
+     */
+    enum berth_status status;
+    /**
+     * Number of the rule that is at fault, from 1; 0 if none is.
+     */
+    size_t rule;
+    /**
+     * Column of the fault in the text of the rules, from 1, in characters; 0 if there is none.
+     */
+    size_t column;
+    /**
+     * Offset of the fault in the file, in bytes; meaningful if `in_file`.
+     */
+    uint64_t offset;
+    /**
+     * Whether the fault is in a file.
+     */
+    bool in_file;
+    /**
+     * The same as `berth_last_error()`.
+     */
+    const char *message;
 };
 
 /**
@@ -76,6 +189,248 @@ enum berth_status {
  * function.
  */
 typedef void (*berth_log_fn)(int level, const char *line, void *user);
+
+/**
+ * A device that layers may go to.
+ */
+struct berth_device {
+    /**
+     * Name of its buffer type, for example "CUDA0".
+     */
+    const char *name;
+    /**
+     * Name of its page-locked host buffer type, for example "CUDA_Host"; NULL if it has none.
+     */
+    const char *host_type;
+    /**
+     * Its share of the layers: free memory, or what `--tensor-split` says.
+     */
+    float share;
+};
+
+/**
+ * The circumstances of a load. `berth_load_init` fills in what llama.cpp starts with on a machine without a GPU.
+ */
+struct berth_load {
+    /**
+     * `sizeof(struct berth_load)`, set by the caller.
+     */
+    size_t struct_size;
+    /**
+     * Devices in llama.cpp's order; NULL if there are none.
+     */
+    const struct berth_device *devices;
+    /**
+     * How many.
+     */
+    size_t n_devices;
+    /**
+     * How many layers, counted from the last, and the output behind them go to devices (`-ngl`); -1: all.
+     */
+    int32_t gpu_layers;
+    /**
+     * Layers of the model; 0 in a loader: as the model says.
+     */
+    uint32_t layers;
+    /**
+     * Experts per layer; 0 in a loader: as the model says.
+     */
+    uint32_t experts;
+    /**
+     * Experts used per token; likewise.
+     */
+    uint32_t experts_used;
+    /**
+     * Batches of at least this many tokens are computed on a device even if the weights are in host memory; -1: never.
+     */
+    int32_t offload_min_batch;
+    /**
+     * Whether the file is mapped.
+     */
+    bool mmap;
+    /**
+     * `--no-host`: a device's host buffer type is not considered.
+     */
+    bool no_host;
+    /**
+     * Whether the CPU backend may interleave weights: 0 no, 1 as with AVX2, 2 as with AVX-512.
+     */
+    uint8_t repack;
+    /**
+     * `--lazy-mode`: 0 auto, 1 off, 2 on.
+     */
+    uint8_t lazy;
+    /**
+     * `BERTH_AUTO`: Berth's compute device takes experts that would go to the CPU.
+     */
+    bool auto_experts;
+};
+
+/**
+ * A tensor of a loader. It belongs to the loader, and is up to date after every call of it.
+ */
+struct berth_tensor {
+    /**
+     * Name, as in the model.
+     */
+    const char *name;
+    /**
+     * `enum ggml_type`.
+     */
+    uint32_t ggml_type;
+    /**
+     * Part of a split model, from 0.
+     */
+    uint32_t part;
+    /**
+     * Elements per dimension, innermost first.
+     */
+    int64_t ne[4];
+    /**
+     * Stride per dimension in bytes, innermost first.
+     */
+    size_t nb[4];
+    /**
+     * Bytes of the data.
+     */
+    size_t bytes;
+    /**
+     * Offset of the data in its file.
+     */
+    uint64_t offset;
+    /**
+     * The data, after `berth_loader_alloc`; NULL before, and for a tensor on a device. Complete after `berth_loader_fill`; at once, if
+     * `memory` is `BERTH_MEMORY_MAPPED`, and then read-only.
+     */
+    void *data;
+    /**
+     * Name of the place, as in `-ot`.
+     */
+    const char *target;
+    /**
+     * Where its bytes lie.
+     */
+    enum berth_memory memory;
+    /**
+     * Index of the rule that won, from 0; -1 if none did.
+     */
+    int32_t rule;
+    /**
+     * Whether the place is the one that a rule names, kept as it is.
+     */
+    bool buft_overridden;
+    /**
+     * Whether the choice was page-locked memory, and became the mapping because there is one.
+     */
+    bool downgraded;
+    /**
+     * Why, as a stable code. Constant.
+     */
+    const char *reason;
+    /**
+     * Why, as a sentence. Constant.
+     */
+    const char *reason_text;
+};
+
+/**
+ * Takes the bytes read and the bytes to read; returns false to cancel. The pointer given with the function.
+ */
+typedef bool (*berth_progress_fn)(uint64_t done, uint64_t total, void *user);
+
+/**
+ * A tensor to be decided on.
+ */
+struct berth_tensor_desc {
+    /**
+     * `sizeof(struct berth_tensor_desc)`, set by the caller.
+     */
+    size_t struct_size;
+    /**
+     * Name, as in the model.
+     */
+    const char *name;
+    /**
+     * Elements per dimension, innermost first; 1 for those it has not.
+     */
+    int64_t ne[4];
+    /**
+     * `enum ggml_type`.
+     */
+    uint32_t ggml_type;
+    /**
+     * `BERTH_TENSOR_*` bits.
+     */
+    uint32_t flags;
+};
+
+/**
+ * Where a tensor goes, and why.
+ */
+struct berth_decision {
+    /**
+     * `sizeof(struct berth_decision)`, set by the caller.
+     */
+    size_t struct_size;
+    /**
+     * Name of the place, as in `-ot`; "" if the tensor is not made. Cut if it is longer than this.
+     */
+    char target[64];
+    /**
+     * Where its bytes lie then.
+     */
+    enum berth_memory memory;
+    /**
+     * Index of the rule that won, from 0; -1 if none did.
+     */
+    int32_t rule;
+    /**
+     * Whether the place is the one that a rule names, kept as it is. Not for `CPU`, which is taken as a wish.
+     */
+    bool buft_overridden;
+    /**
+     * Whether the choice was page-locked memory, and became the mapping because there is one.
+     */
+    bool downgraded;
+    /**
+     * Why, as a stable code. Constant.
+     */
+    const char *reason;
+    /**
+     * Why, as a sentence. Constant.
+     */
+    const char *reason_text;
+    /**
+     * Batches of at least this many tokens are computed on a device; 0 if never.
+     */
+    uint32_t offload_min_batch;
+    /**
+     * Hint for experts: below this many tokens an expert sees fewer rows on average than that; 0 if it does not apply.
+     */
+    uint32_t offload_expert_hint;
+};
+
+/**
+ * One rule.
+ */
+struct berth_rule {
+    /**
+     * `sizeof(struct berth_rule)`, set by the caller.
+     */
+    size_t struct_size;
+    /**
+     * The regular expression (ECMAScript, searched for anywhere in the tensor's name). Valid until the rules are changed or freed.
+     */
+    const char *pattern;
+    /**
+     * The name of the place. Valid as long.
+     */
+    const char *target;
+    /**
+     * How many tensors this rule has decided so far.
+     */
+    uint64_t matches;
+};
 
 #ifdef __cplusplus
 extern "C" {
@@ -96,6 +451,14 @@ const char *berth_status_text(int status);
  * this thread, or the thread ends.
  */
 const char *berth_last_error(void);
+
+/**
+ * Tells more about the last failure than its message.
+ *
+ * # Safety
+ * `info` must be NULL, which is an error, or point at a struct whose `struct_size` is set.
+ */
+enum berth_status berth_last_error_info(struct berth_error_info *info);
 
 /**
  * Berth as a ggml backend registry, for `ggml_backend_register`. Needs a ggml of version 0.9.0 or newer in the process, as a shared library.
@@ -144,6 +507,222 @@ void berth_string_free(char *string);
  * `function` must be NULL or callable from any thread, with `user`, until another one is set.
  */
 void berth_log_set(berth_log_fn function, void *user);
+
+/**
+ * Opens a model (the first part of a split one) and reads its headers. `rules` may be NULL: then there are none; else they must not be changed
+ * while the loader lives, and their matches are counted. `load` may be NULL: then as `berth_load_init` says. Free with `berth_loader_free`.
+ *
+ * # Safety
+ * `path` must be NULL, which is an error, or NUL-terminated; `rules` NULL or valid; `load` NULL or valid with all it points at; `loader` NULL,
+ * which is an error, or writable.
+ */
+enum berth_status berth_loader_open(const char *path,
+                                    const struct berth_rules *rules,
+                                    const struct berth_load *load,
+                                    struct berth_loader **loader);
+
+/**
+ * How many tensors the model has; 0 for NULL.
+ *
+ * # Safety
+ * `loader` must be NULL or valid.
+ */
+size_t berth_loader_model_count(const struct berth_loader *loader);
+
+/**
+ * The name of the model's tensor at `index`, from 0, in file order; NULL if there is none. It lives as long as the loader.
+ *
+ * # Safety
+ * `loader` must be NULL or valid.
+ */
+const char *berth_loader_model_name(const struct berth_loader *loader,
+                                    size_t index);
+
+/**
+ * Decides where the tensor `name` goes, and wants it. `flags` are `BERTH_TENSOR_*` bits. `*tensor` is NULL if it is not made: it is missing and
+ * not required, or skipped. A second use of a tensor in the same place, asked for as duplicated, is the same tensor.
+ *
+ * # Safety
+ * `loader` must be NULL, which is an error, or valid; `name` NULL, which is an error, or NUL-terminated; `tensor` NULL, which is an error, or
+ * writable.
+ */
+enum berth_status berth_create_tensor(struct berth_loader *loader,
+                                      const char *name,
+                                      uint32_t flags,
+                                      const struct berth_tensor **tensor);
+
+/**
+ * How many tensors were created; 0 for NULL.
+ *
+ * # Safety
+ * `loader` must be NULL or valid.
+ */
+size_t berth_loader_tensor_count(const struct berth_loader *loader);
+
+/**
+ * The tensor at `index`, from 0, in the order of creation; NULL if there is none.
+ *
+ * # Safety
+ * `loader` must be NULL or valid.
+ */
+const struct berth_tensor *berth_loader_tensor(const struct berth_loader *loader, size_t index);
+
+/**
+ * Gets memory for every tensor: one buffer per place. Page-locked memory that cannot be had becomes the file's mapping if the file is mapped,
+ * else ordinary memory; with `BERTH_STRICT=1` that is an error. After an error nothing is allocated, and it may be tried again.
+ *
+ * # Safety
+ * `loader` must be NULL, which is an error, or valid.
+ */
+enum berth_status berth_loader_alloc(struct berth_loader *loader);
+
+/**
+ * Reads the bytes of every tensor that does not stay in the mapping. `progress` may be NULL; it is called on this thread. After a cancel or an
+ * error this may be called again.
+ *
+ * # Safety
+ * `loader` must be NULL, which is an error, or valid; `progress` NULL or callable with `user`.
+ */
+enum berth_status berth_loader_fill(struct berth_loader *loader,
+                                    berth_progress_fn progress,
+                                    void *user);
+
+/**
+ * A ggml buffer over the memory that holds `tensor`, of the buffer type of its place, for `ggml_backend_tensor_alloc`. Needs a ggml in the
+ * process, and `berth_loader_alloc` before. The caller frees it with `ggml_backend_buffer_free`, before the loader.
+ *
+ * # Safety
+ * `loader` must be NULL, which is an error, or valid; `tensor` one of its tensors; `buffer` NULL, which is an error, or writable.
+ */
+enum berth_status berth_loader_ggml_buffer(struct berth_loader *loader,
+                                           const struct berth_tensor *tensor,
+                                           struct ggml_backend_buffer **buffer);
+
+/**
+ * Frees a loader, its tensors and their memory. NULL is allowed.
+ *
+ * # Safety
+ * `loader` must be NULL, or valid and not be used again, nor any tensor of it.
+ */
+void berth_loader_free(struct berth_loader *loader);
+
+/**
+ * Fills in the circumstances as llama.cpp starts on a machine without a GPU: mapped, all layers to devices if there are any. The batch size
+ * for computing on a device is 32, or what `GGML_OP_OFFLOAD_MIN_BATCH` says.
+ *
+ * # Safety
+ * `load` must be NULL, which is an error, or point at a struct whose `struct_size` is set.
+ */
+enum berth_status berth_load_init(struct berth_load *load);
+
+/**
+ * Decides where one tensor goes, and counts a match for the rule that wins. `rules` may be NULL: then there are none.
+ *
+ * # Safety
+ * `tensor`, `load` and `decision` must be NULL, which is an error, or point at structs whose `struct_size` is set and whose pointers are
+ * valid; `rules` must be NULL or valid.
+ */
+enum berth_status berth_decide(const struct berth_tensor_desc *tensor,
+                               const struct berth_rules *rules,
+                               const struct berth_load *load,
+                               struct berth_decision *decision);
+
+/**
+ * The name of a kind of memory. Constant.
+ */
+const char *berth_memory_text(int32_t memory);
+
+/**
+ * New, empty rules. `devices` are the names of device buffer types that rules may name beside `CPU`, `CPU_MMAP`, `CUDA_Host` and `ARENA`, for
+ * example "CUDA0". Free with `berth_rules_free`.
+ *
+ * # Safety
+ * `devices` must point at `n_devices` strings, or be NULL if that is 0; `rules` must be NULL, which is an error, or writable.
+ */
+enum berth_status berth_rules_new(const char *const *devices,
+                                  size_t n_devices,
+                                  struct berth_rules **rules);
+
+/**
+ * Appends the rules of one `-ot` argument of llama.cpp: `pattern=TARGET,pattern=TARGET`. On an error nothing is appended, and
+ * `berth_last_error_info` tells rule and column.
+ *
+ * # Safety
+ * `rules` must be NULL, which is an error, or valid; `text` must be NULL, which is an error, or NUL-terminated.
+ */
+enum berth_status berth_rules_parse(struct berth_rules *rules,
+                                    const char *text);
+
+/**
+ * Appends the rules of one `-ot` argument of llama-bench: `pattern=TARGET;pattern=TARGET`. A `,` there separates runs with rules of their own;
+ * `run`, from 0, says which one is wanted.
+ *
+ * # Safety
+ * As `berth_rules_parse`.
+ */
+enum berth_status berth_rules_parse_bench(struct berth_rules *rules,
+                                          const char *text,
+                                          size_t run);
+
+/**
+ * Appends one rule. Nothing is split off, so the pattern may contain `,`, `;` and `=`.
+ *
+ * # Safety
+ * `rules` must be NULL, which is an error, or valid; `pattern` and `target` must be NULL, which is an error, or NUL-terminated.
+ */
+enum berth_status berth_rules_push(struct berth_rules *rules,
+                                   const char *pattern,
+                                   const char *target);
+
+/**
+ * Appends what `--cpu-moe` means: all experts to `CPU`.
+ *
+ * # Safety
+ * `rules` must be NULL, which is an error, or valid.
+ */
+enum berth_status berth_rules_cpu_moe(struct berth_rules *rules);
+
+/**
+ * Appends what `--n-cpu-moe n` means: the experts of the first `n` layers to `CPU`.
+ *
+ * # Safety
+ * `rules` must be NULL, which is an error, or valid.
+ */
+enum berth_status berth_rules_n_cpu_moe(struct berth_rules *rules, uint32_t n);
+
+/**
+ * Appends what `--n-cpu-ffn n` means: the dense feed-forward weights of the first `n` layers to `CPU`.
+ *
+ * # Safety
+ * `rules` must be NULL, which is an error, or valid.
+ */
+enum berth_status berth_rules_n_cpu_ffn(struct berth_rules *rules, uint32_t n);
+
+/**
+ * How many rules there are; 0 for NULL.
+ *
+ * # Safety
+ * `rules` must be NULL or valid.
+ */
+size_t berth_rules_count(const struct berth_rules *rules);
+
+/**
+ * The rule at `index`, from 0, and how often it has decided.
+ *
+ * # Safety
+ * `rules` must be NULL, which is an error, or valid; `rule` must be NULL, which is an error, or point at a struct whose `struct_size` is set.
+ */
+enum berth_status berth_rules_get(struct berth_rules *rules,
+                                  size_t index,
+                                  struct berth_rule *rule);
+
+/**
+ * Frees rules. NULL is allowed. A loader that uses them keeps what it needs.
+ *
+ * # Safety
+ * `rules` must be NULL, or valid and not be used again.
+ */
+void berth_rules_free(struct berth_rules *rules);
 
 #ifdef __cplusplus
 }  // extern "C"

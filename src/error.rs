@@ -38,7 +38,7 @@ pub enum Status {
 
 impl Status {
     /// Every status, for tables and tests.
-    pub const ALL: [Status; 13] = [
+    const ALL: [Status; 13] = [
         Status::Ok,
         Status::InvalidArgument,
         Status::OutOfMemory,

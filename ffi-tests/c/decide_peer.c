@@ -193,7 +193,7 @@ static void bad_rules(void) {
         size_t rule, column;
         const char *says;
     } bad[] = {
-        {"exps=ARENA,", 2, 12, "empty"},      {"exps", 1, 5, "="},           {"=ARENA", 1, 1, "empty"},
+        {"exps=ARENA,", 2, 12, "no rule"},    {"exps", 1, 1, "="},           {"=ARENA", 1, 1, "empty"},
         {"a=ARENA,(=CPU", 2, 0, ""},          {"exps=ARENAA", 1, 6, "ARENA"}, {"x=CPU,exps=cuda_host", 2, 12, "CUDA_Host"},
     };
     struct berth_rules *rules = NULL;

@@ -6,6 +6,7 @@
  * One line per tensor: name, place, memory, rule, overridden, downgraded, reason, bytes, whether all bytes equal the file's. The files of a split
  * model are named by --part, in order. With --cancel the first fill is cancelled, and a second one completes it.
  */
+#define _POSIX_C_SOURCE 200809L
 #include <berth.h>
 
 #include <fcntl.h>
