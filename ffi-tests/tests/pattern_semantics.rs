@@ -100,14 +100,18 @@ const LIKELY: &[&str] = &[
     r"(up|down)_exps\.(?=weight)",
 ];
 
-/// Pieces that random patterns are made of.
+/// Pieces that random patterns are made of, and a space.
 const PIECES: &[&str] = &[
-    "a", "b", "1", "0", ".", "_", "\\.", "ffn", "blk", "exps", "up", "weight", "|", "|", "(", "(", "(?:", ")", ")", ")", "*", "+", "?", "*?", "+?",
-    "??", "{0}", "{1}", "{2}", "{1,}", "{0,2}", "{1,3}?", "[0-9]", "[ab]", "[^a]", "[^.]", "[a-z_]", "[]", "[^]", "[-a]", "[a-]", "[\\w-]", "[\\d.]",
-    "[^\\s]", "[[:alpha:]]", "[[:Digit:][:punct:]]", "\\d", "\\D", "\\w", "\\W", "\\s", "\\S", "^", "$", "\\b", "\\B", "(?=", "(?!", "\\1", "\\2", "\\0",
-    "\\x61", "\\u0062", "\\ca", "\\n", "\\t", "\\/", "\\-", "]", "}", "{", "é", "-", ",", "=", " ", "[a-c-e]", "[\\b]", "[+--]", "[[]", "[]]", "[z-a]",
-    "(?", "\\", "[", "[[:foo:]]", "[[.a.]]", "[a-é]", "{2,1}", "{,2}", "{x}", "\\x6", "\\u0142", "(a)", "(b|)", "(?:a|b)", "(1?)", "(a*)",
+    r"a b 1 0 . _ \. ffn blk exps up weight | | ( ( (?: ) ) ) * + ? *? +? ?? {0} {1} {2} {1,} {0,2} {1,3}? [0-9] [ab] [^a]",
+    r"[^.] [a-z_] [] [^] [-a] [a-] [\w-] [\d.] [^\s] [[:alpha:]] [[:Digit:][:punct:]] \d \D \w \W \s \S ^ $ \b \B (?= (?! \1",
+    r"\2 \0 \x61 \u0062 \ca \n \t \/ \- ] } { é - , = [a-c-e] [\b] [+--] [[] []] [z-a] (? \ [ [[:foo:]] [[.a.]] [a-é] {2,1}",
+    r"{,2} {x} \x6 \u0142 (a) (b|) (?:a|b) (1?) (a*)",
 ];
+
+fn piece(rng: &mut fastrand::Rng) -> &'static str {
+    let all: Vec<&str> = PIECES.iter().flat_map(|line| line.split(' ')).chain([" "]).collect();
+    rng.choice(all).unwrap()
+}
 
 const NAMES: &[&str] = &[
     "token_embd.weight",
@@ -232,12 +236,12 @@ fn random_pattern(rng: &mut fastrand::Rng) -> String {
             pattern.push_str(rng.choice(POSTED).unwrap());
             let at = rng.usize(..=pattern.len());
             if rng.bool() {
-                pattern.insert_str(at, rng.choice(PIECES).unwrap());
+                pattern.insert_str(at, piece(rng));
             } else if at < pattern.len() {
                 pattern.remove(at);
             }
         }
-        1 => (0..rng.usize(1..10)).for_each(|_| pattern.push_str(rng.choice(PIECES).unwrap())),
+        1 => (0..rng.usize(1..10)).for_each(|_| pattern.push_str(piece(rng))),
         _ => well_formed(rng, 3, &mut pattern),
     }
     pattern

@@ -293,7 +293,7 @@ fn header_with_200_000_tensors_is_read_far_below_a_second_and_within_its_own_siz
     let took = start.elapsed();
     assert_eq!(h.tensor_count(), 200_000);
     assert!(h.kept.capacity() as u64 <= f.header().len() as u64 * 2 && h.kept.capacity() < 40 << 20);
-// An unoptimised build on a busy machine says nothing about time.
+    // An unoptimised build on a busy machine says nothing about time.
     assert!(cfg!(debug_assertions) || took.as_secs_f64() < 1.0, "{took:?}");
     println!("200,000 tensors, {} KiB of header: {took:?}", f.header().len() >> 10);
 }

@@ -36,6 +36,18 @@ pub enum Memory {
 }
 
 impl Memory {
+    /// The name in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Memory::Mapped => "mapped",
+            Memory::Pageable => "pageable",
+            Memory::Pinned => "pinned",
+            Memory::Arena => "arena",
+            Memory::Repacked => "repacked",
+            Memory::Device => "device",
+        }
+    }
+
     /// Whether host memory is taken beside the file's mapping.
     pub fn is_host_copy(self) -> bool {
         matches!(self, Memory::Pageable | Memory::Pinned | Memory::Arena | Memory::Repacked)

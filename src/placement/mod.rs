@@ -4,21 +4,28 @@
 //! allocation of weights, no file, no environment, no unsafe. Must not know: ggml's structs, buffers, how memory is had.
 
 mod byte_set;
+mod bytes;
 mod decide;
 mod ecma;
+mod explain;
+mod facts;
 mod load;
 mod matcher;
 mod names;
 mod pattern;
 mod pattern_error;
 mod reason;
+pub mod render;
 mod rule_error;
 mod rules;
 mod target;
 mod tensor;
 
+pub use bytes::Bytes;
 pub use decide::{DecideError, Decision, Memory, after_failure, decide};
 pub use ecma::MAX_PATTERN_BYTES;
+pub use explain::{Explanation, Machine, PlaceUse, Placed, RuleUse, Totals, Warning};
+pub use facts::Facts;
 pub use load::{Device, LazyMode, Load, OFFLOAD_MIN_BATCH, Offload, Repack};
 pub use matcher::Hits;
 pub use names::{Name, Op, Part};

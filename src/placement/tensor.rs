@@ -79,8 +79,9 @@ impl<'a> Tensor<'a> {
     /// A tensor of that name and shape. Op, part and class follow from the name; for a name that stock does not know, from the shape.
     pub fn new(name: &'a str, dims: [u64; 4], ty: GgmlType, bytes: u64) -> Tensor<'a> {
         let parts = Name::new(name);
-        let (op, part) = parts.known().unwrap_or_else(|| guess(&parts, dims));
-        let class = class(&parts, op, part);
+        let known = parts.known();
+        let (op, part) = known.unwrap_or_else(|| guess(&parts, dims));
+        let class = if known.is_some() { class(&parts, op, part) } else { Class::Unknown };
         Tensor { name, op, part, layer: parts.layer, class, dims, ty, bytes, found: true, flags: Flags::default() }
     }
 
@@ -126,7 +127,6 @@ fn class(name: &Name<'_>, op: Op, part: Part) -> Class {
     let base = name.base;
     let small = matches!(name.suffix, "bias" | "scale" | "input_scale");
     match part {
-        _ if name.known().is_none() => Class::Unknown,
         _ if base.ends_with("exps") && !is_norm(base) => {
             if small {
                 Class::ExpertSmall

@@ -1,0 +1,495 @@
+//! Where a whole model would go, before anything is loaded.
+//!
+//! Owns: [`Explanation`]: per tensor its place, rule and reason; per rule its matches; per place tensors and bytes; what a person should know.
+//! Must not know: how it is shown, where the numbers about the machine come from.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::bytes::Bytes;
+use super::decide::{DecideError, Memory, asks_rules, decide_with};
+use super::facts::Facts;
+use super::load::Load;
+use super::reason::Reason;
+use super::rules::{MAX_RULES, Origin, Rules};
+use super::target::Target;
+use super::tensor::{Class, Flags, Tensor};
+use crate::gguf::{Header, Model, Quirk, TensorInfo};
+
+/// What is known of the machine, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// `MemAvailable`.
+    pub available: Option<u64>,
+    /// `RLIMIT_MEMLOCK`; `None` if it is unknown or there is no limit.
+    pub memlock: Option<u64>,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, Serialize)]
+pub struct Placed {
+    /// Its name.
+    pub name: String,
+    /// Its layer.
+    pub layer: Option<u32>,
+    /// Its kind.
+    pub class: Class,
+    /// Its block format.
+    #[serde(rename = "type")]
+    pub type_name: std::borrow::Cow<'static, str>,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Its place; absent if it is not loaded.
+    pub place: Option<Target>,
+    /// Where its bytes lie.
+    pub memory: Option<Memory>,
+    /// The rule that won, from 1.
+    pub rule: Option<usize>,
+    /// Whether the place is the one that a rule names, kept as it is.
+    pub buft_overridden: bool,
+    /// Whether page-locked memory was the choice and the mapping was taken.
+    pub downgraded: bool,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// One rule.
+#[derive(Clone, Debug, Serialize)]
+pub struct RuleUse {
+    /// Its number, from 1.
+    pub number: usize,
+    /// Its pattern.
+    pub pattern: String,
+    /// The target it names.
+    pub target: Target,
+    /// Where it came from.
+    pub origin: Origin,
+    /// Tensors for which it won.
+    pub won: u64,
+    /// Bytes of those.
+    pub bytes: u64,
+    /// Tensors that it matches too, but an earlier rule won.
+    pub lost: u64,
+}
+
+impl RuleUse {
+    /// Whether it decided nothing and was meant to. `--n-cpu-moe 99` for a model of 48 layers is how people say "all".
+    pub fn is_idle(&self) -> bool {
+        self.won == 0 && !self.is_per_layer()
+    }
+
+    /// Whether it was generated for a layer that the model does not have, or that has nothing for it.
+    pub fn names_absent_layer(&self) -> bool {
+        self.won == 0 && self.lost == 0 && self.is_per_layer()
+    }
+
+    fn is_per_layer(&self) -> bool {
+        matches!(self.origin, Origin::NCpuMoe | Origin::NCpuFfn)
+    }
+}
+
+/// One place.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlaceUse {
+    /// The place.
+    pub place: Target,
+    /// Tensors in it.
+    pub tensors: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Bytes that stay in the file's mapping.
+    pub mapped: u64,
+    /// Bytes that are copied: to host memory or a device.
+    pub copied: u64,
+}
+
+/// Something that a person should know. The codes are stable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Warning {
+    /// Which one.
+    pub code: &'static str,
+    /// One sentence.
+    pub message: String,
+}
+
+/// Bytes by where they lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// In the file's mapping.
+    pub mapped: u64,
+    /// Copied into ordinary memory, interleaved or not.
+    pub pageable: u64,
+    /// Copied into page-locked memory.
+    pub pinned: u64,
+    /// Copied into Berth's arena.
+    pub arena: u64,
+    /// Copied to devices.
+    pub device: u64,
+}
+
+/// Where a model would go.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// What the model is.
+    pub model: Facts,
+    /// Tensors in the file.
+    pub tensor_count: usize,
+    /// Whether the file is mapped.
+    pub mmap: bool,
+    /// Bytes by where they lie.
+    pub totals: Totals,
+    /// What is known of the machine.
+    pub machine: Machine,
+    /// From how many tokens on a GPU computes with weights in host memory; absent if never.
+    pub offload_min_batch: Option<u32>,
+    /// The same for experts, as a hint: `32 * n_expert / n_used`.
+    pub offload_expert_hint: Option<u32>,
+    /// Every place that has a tensor.
+    pub places: Vec<PlaceUse>,
+    /// Every rule, in order.
+    pub rules: Vec<RuleUse>,
+    /// What a person should know.
+    pub warnings: Vec<Warning>,
+    /// Every tensor, in file order; a second use of the embeddings comes last.
+    pub tensors: Vec<Placed>,
+}
+
+impl Explanation {
+    /// Explains a model in one or several files.
+    ///
+    /// # Errors
+    /// A pattern that reached its limit.
+    pub fn of_model(model: &Model, rules: &Rules, load: &Load, machine: Machine) -> Result<Explanation, DecideError> {
+        let facts = Facts::of(model.header()).with_tensors(|name| model.tensor(name).map(|t| t.info.name));
+        let mut e = explain(facts, model.tensors().map(|t| t.info), rules, load, machine)?;
+        model.parts().iter().for_each(|part| e.warn_of_quirks(part.header().quirks()));
+        Ok(e)
+    }
+
+    /// Explains the model of one header.
+    ///
+    /// # Errors
+    /// A pattern that reached its limit.
+    pub fn of_header(header: &Header, rules: &Rules, load: &Load, machine: Machine) -> Result<Explanation, DecideError> {
+        let facts = Facts::of(header).with_tensors(|name| header.tensor(name).map(|t| t.name));
+        let mut e = explain(facts, header.tensors(), rules, load, machine)?;
+        e.warn_of_quirks(header.quirks());
+        Ok(e)
+    }
+
+    /// Whether something that was asked for cannot be honoured: what `--strict` refuses.
+    pub fn has_unhonoured(&self) -> bool {
+        self.rules.iter().any(RuleUse::is_idle)
+    }
+
+    fn warn(&mut self, code: &'static str, message: String) {
+        self.warnings.push(Warning { code, message });
+    }
+
+    fn warn_of_quirks(&mut self, quirks: &[Quirk]) {
+        for quirk in quirks {
+            let what = match quirk {
+                Quirk::Alignment(n) => format!("its alignment, {n}, is not a power of two"),
+                Quirk::LongName(name) => format!("the name of tensor '{}' has 64 bytes or more", name.escape_debug()),
+                Quirk::Misaligned(name) => format!("tensor '{}' is not aligned", name.escape_debug()),
+                Quirk::NotContiguous(name) => format!("tensor '{}' does not start where the one before it ends", name.escape_debug()),
+                Quirk::UnknownType { tensor, ty } => format!("tensor '{}' has the unknown format {}", tensor.escape_debug(), ty.0),
+            };
+            self.warn("stock_refuses", format!("Stock llama.cpp 0.5.0 refuses this file: {what}."));
+        }
+    }
+}
+
+/// Explains any tensors.
+///
+/// # Errors
+/// A pattern that reached its limit.
+fn explain<'a>(
+    facts: Facts,
+    infos: impl Iterator<Item = TensorInfo<'a>>,
+    rules: &Rules,
+    load: &Load,
+    machine: Machine,
+) -> Result<Explanation, DecideError> {
+    let mut uses: Vec<RuleUse> = rules
+        .iter()
+        .enumerate()
+        .map(|(i, r)| RuleUse {
+            number: i + 1,
+            pattern: r.pattern().as_str().to_owned(),
+            target: r.target().clone(),
+            origin: r.origin(),
+            won: 0,
+            bytes: 0,
+            lost: 0,
+        })
+        .collect();
+    let mut tensors = Vec::new();
+    let mut tied = None;
+    let mut place = |tensor: Tensor<'_>| -> Result<Placed, DecideError> {
+        let hits = if rules.is_empty() || !asks_rules(&tensor, load) { None } else { Some(rules.all_matches(tensor.name)?) };
+        let first = hits.as_ref().and_then(super::Hits::first);
+        let d = decide_with(&tensor, first.map(|i| (i, rules)), load)?;
+        for &i in hits.as_ref().map_or(&[][..], super::Hits::as_slice) {
+            if d.rule == Some(i) {
+                uses[i].won += 1;
+                uses[i].bytes += tensor.bytes;
+            } else {
+                uses[i].lost += 1;
+            }
+        }
+        Ok(Placed {
+            name: tensor.name.to_owned(),
+            layer: tensor.layer,
+            class: tensor.class,
+            type_name: tensor.ty.name(),
+            bytes: tensor.bytes,
+            place: d.target,
+            memory: d.memory,
+            rule: d.rule.map(|i| i + 1),
+            buft_overridden: d.buft_overridden,
+            downgraded: d.downgraded,
+            reason: d.reason,
+        })
+    };
+    for info in infos {
+        let tensor = Tensor::from(info);
+        let placed = place(tensor.with(facts.flags(&tensor)))?;
+        if facts.tied_embeddings && tensor.name == "token_embd.weight" {
+            tied = Some((placed.place.clone(), placed.memory, tensor));
+        }
+        tensors.push(placed);
+    }
+    let tensor_count = tensors.len();
+    if let Some((original, memory, tensor)) = tied {
+        let second = place(tensor.with(Flags { duplicated: true, ..Flags::default() }))?;
+        // In the same place, stock uses the tensor that is there.
+        if (&second.place, second.memory) != (&original, memory) {
+            tensors.push(second);
+        }
+    }
+    let offload = tensors.iter().find(|t| t.class == Class::Expert).and_then(|t| {
+        let expert = Tensor::new(&t.name, [1; 4], crate::gguf::GgmlType::F32, 0);
+        load.offload(&expert)?.expert_hint
+    });
+    let mut e = Explanation {
+        model: facts,
+        tensor_count,
+        mmap: load.mmap,
+        totals: totals(&tensors),
+        machine,
+        offload_min_batch: load.offload_min_batch.filter(|_| !load.devices.is_empty()),
+        offload_expert_hint: offload,
+        places: places(&tensors),
+        rules: uses,
+        warnings: Vec::new(),
+        tensors,
+    };
+    warn_of_rules(&mut e);
+    warn_of_small_tensors(&mut e);
+    warn_of_memory(&mut e);
+    Ok(e)
+}
+
+fn totals(tensors: &[Placed]) -> Totals {
+    let mut t = Totals::default();
+    for tensor in tensors {
+        let to = match tensor.memory {
+            Some(Memory::Mapped) => &mut t.mapped,
+            Some(Memory::Pageable | Memory::Repacked) => &mut t.pageable,
+            Some(Memory::Pinned) => &mut t.pinned,
+            Some(Memory::Arena) => &mut t.arena,
+            Some(Memory::Device) => &mut t.device,
+            None => continue,
+        };
+        *to = to.saturating_add(tensor.bytes);
+    }
+    t
+}
+
+fn places(tensors: &[Placed]) -> Vec<PlaceUse> {
+    let mut by_place: BTreeMap<&Target, PlaceUse> = BTreeMap::new();
+    for t in tensors {
+        let Some(place) = &t.place else { continue };
+        let new = || PlaceUse { place: place.clone(), tensors: 0, bytes: 0, mapped: 0, copied: 0 };
+        let entry = by_place.entry(place).or_insert_with(new);
+        entry.tensors += 1;
+        entry.bytes = entry.bytes.saturating_add(t.bytes);
+        let to = if t.memory == Some(Memory::Mapped) { &mut entry.mapped } else { &mut entry.copied };
+        *to = to.saturating_add(t.bytes);
+    }
+    let mut places: Vec<PlaceUse> = by_place.into_values().collect();
+    places.sort_by_key(|p| std::cmp::Reverse(p.bytes));
+    places
+}
+
+fn warn_of_rules(e: &mut Explanation) {
+    let mut warnings = Vec::new();
+    for rule in e.rules.iter().filter(|r| r.is_idle()) {
+        let RuleUse { number, pattern, target, lost, .. } = rule;
+        let rule_text = format!("Rule {number}, {pattern}={}", target.name());
+        let (code, message) = match lost {
+            0 if pattern.starts_with(' ') => {
+                ("rule_unmatched", format!("{rule_text}, matches no tensor: its pattern starts with a space."))
+            }
+            0 => ("rule_unmatched", format!("{rule_text}, matches no tensor.")),
+            n => ("rule_shadowed", format!("{rule_text}, decides nothing: earlier rules took all {n} tensors that it matches.")),
+        };
+        warnings.push(Warning { code, message });
+    }
+    e.warnings.extend(warnings);
+    if e.rules.len() >= MAX_RULES {
+        e.warn("too_many_rules_for_stock", format!("llama.cpp 0.5.0 stops with {MAX_RULES} rules or more; give fewer."));
+    }
+}
+
+/// Norms and routers are small, used for every token, and gain nothing from a place of their own.
+fn warn_of_small_tensors(e: &mut Explanation) {
+    let odd =
+        |t: &&Placed| matches!(t.class, Class::Norm | Class::Router) && t.buft_overridden && t.place.as_ref().is_some_and(Target::is_berth);
+    let (mut count, mut example) = (0u64, None);
+    for t in e.tensors.iter().filter(odd) {
+        count += 1;
+        example.get_or_insert((t.name.clone(), t.rule.unwrap_or(0)));
+    }
+    if let Some((name, rule)) = example {
+        let message = format!(
+            "{count} norm and router tensors go to a type of Berth, the first being '{}' by rule {rule}; is its pattern too wide?",
+            name.escape_debug()
+        );
+        e.warn("small_tensors_placed", message);
+    }
+}
+
+fn warn_of_memory(e: &mut Explanation) {
+    let copied = e.totals.pageable.saturating_add(e.totals.pinned);
+    if let Some(available) = e.machine.available.filter(|&a| copied > a) {
+        e.warn("memory", format!("{} are copied into memory, but only {} are available.", Bytes(copied), Bytes(available)));
+    }
+    let pinned = e.totals.pinned;
+    if let Some(limit) = e.machine.memlock.filter(|&l| pinned > l) {
+        // The CUDA driver pins through its own kernel module, so the limit may not matter; a warning and not an error.
+        e.warn("memlock", format!("{} are to be page-locked, and the limit for locked memory is {}.", Bytes(pinned), Bytes(limit)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::testing::File;
+    use crate::placement::{Device, Targets};
+
+    fn model() -> File {
+        let mut f = File::new(3)
+            .str("general.architecture", "qwen3moe")
+            .u32("qwen3moe.block_count", 12)
+            .u32("qwen3moe.expert_count", 128)
+            .u32("qwen3moe.expert_used_count", 8)
+            .tensor("token_embd.weight", &[256, 32], 14);
+        for layer in 0..12 {
+            f = f
+                .tensor(&format!("blk.{layer}.attn_norm.weight"), &[256], 0)
+                .tensor(&format!("blk.{layer}.attn_q.weight"), &[256, 256], 12)
+                .tensor(&format!("blk.{layer}.ffn_gate_inp.weight"), &[256, 8], 0)
+                .tensor(&format!("blk.{layer}.ffn_up_exps.weight"), &[256, 64, 8], 12);
+        }
+        f.tensor("output_norm.weight", &[256], 0)
+    }
+
+    fn explained(text: &str, change: impl FnOnce(&mut Load)) -> Explanation {
+        let header = Header::from_bytes(&model().bytes()).unwrap();
+        let mut rules = Rules::new(Targets::new(["CUDA0"]));
+        if !text.is_empty() {
+            rules.parse(text).unwrap();
+        }
+        let mut load = Facts::of(&header).load();
+        change(&mut load);
+        Explanation::of_header(&header, &rules, &load, Machine { available: Some(1 << 20), memlock: Some(8 << 10) }).unwrap()
+    }
+
+    fn gpu(load: &mut Load) {
+        load.devices.push(Device::new("CUDA0", Some("CUDA_Host"), 1.0));
+    }
+
+    #[test]
+    fn every_tensor_has_its_place_and_every_byte_is_counted_once() {
+        let e = explained(r"blk\.1\.ffn=ARENA,exps=CUDA_Host", gpu);
+        assert_eq!((e.tensor_count, e.tensors.len()), (50, 51));
+        let find = |name: &str| e.tensors.iter().find(|t| t.name == name).unwrap();
+        let seen = |name| (find(name).place.as_ref().unwrap().to_string(), find(name).rule, find(name).reason.code());
+        assert_eq!(seen("blk.1.ffn_up_exps.weight"), ("ARENA".into(), Some(1), "rule_host"));
+        assert_eq!(seen("blk.10.ffn_up_exps.weight"), ("CUDA_Host".into(), Some(2), "rule_host"));
+        assert_eq!(seen("blk.10.attn_q.weight"), ("CUDA0".into(), None, "auto_device"));
+        assert_eq!(seen("token_embd.weight"), ("CPU".into(), None, "auto_host_mapped"));
+        let all: u64 = e.tensors.iter().map(|t| t.bytes).sum();
+        assert_eq!(e.places.iter().map(|p| p.bytes).sum::<u64>(), all);
+        assert_eq!(e.places.iter().map(|p| p.mapped + p.copied).sum::<u64>(), all);
+        let t = e.totals;
+        assert_eq!(t.mapped + t.pageable + t.pinned + t.arena + t.device, all);
+        assert_eq!((e.offload_min_batch, e.offload_expert_hint), (Some(32), Some(512)));
+    }
+
+    #[test]
+    fn rules_show_what_they_won_and_what_they_lost_to_earlier_ones() {
+        let e = explained(r"exps=CUDA_Host,blk\.1\.ffn_up=ARENA,nothing=CPU, exps=CPU,blk\.1.*=CPU", |_| {});
+        let seen: Vec<_> = e.rules.iter().map(|r| (r.won, r.lost)).collect();
+        // `blk\.1.*` also matches layers 10 and 11: the dot is missing its backslash.
+        assert_eq!(seen, [(12, 0), (0, 1), (0, 0), (0, 0), (9, 3)]);
+        let codes: Vec<_> = e.warnings.iter().map(|w| w.code).collect();
+        assert_eq!(codes, ["rule_shadowed", "rule_unmatched", "rule_unmatched", "memlock"]);
+        assert!(e.warnings[2].message.contains("starts with a space"), "{}", e.warnings[2].message);
+        assert!(e.has_unhonoured());
+        assert!(!explained("exps=CUDA_Host", |_| {}).has_unhonoured());
+    }
+
+    #[test]
+    fn generated_rules_beyond_the_last_layer_are_no_fault() {
+        let header = Header::from_bytes(&model().bytes()).unwrap();
+        let mut rules = Rules::new(Targets::new([""; 0]));
+        rules.n_cpu_moe(99).unwrap();
+        let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
+        assert!(!e.has_unhonoured() && e.warnings.is_empty());
+        assert_eq!(e.rules.iter().filter(|r| r.won == 1).count(), 12);
+    }
+
+    #[test]
+    fn embeddings_that_also_act_as_output_appear_twice_if_they_go_to_two_places() {
+        let e = explained("", gpu);
+        let last = e.tensors.last().unwrap();
+        assert_eq!((last.name.as_str(), last.reason, last.class), ("token_embd.weight", Reason::Duplicated, Class::Output));
+        assert_eq!(last.place, Some(Target::Device("CUDA0".into())));
+        assert_eq!(explained("", |_| {}).tensors.len(), 50, "on one device they are shared");
+        assert_eq!(explained("token_embd=ARENA", gpu).tensors.len(), 50);
+    }
+
+    #[test]
+    fn wide_rules_and_too_little_memory_are_warned_of() {
+        let e = explained(".*=CUDA_Host", |_| {});
+        let codes: Vec<_> = e.warnings.iter().map(|w| w.code).collect();
+        assert_eq!(codes, ["small_tensors_placed", "memory", "memlock"]);
+        assert!(e.warnings[0].message.starts_with("25 norm and router tensors"), "{}", e.warnings[0].message);
+        let e = explained("exps=ARENA", |load| load.mmap = false);
+        assert!(e.warnings.is_empty(), "an arena is no memory that must be free: {:?}", e.warnings);
+    }
+
+    #[test]
+    fn header_with_200_000_tensors_is_explained_below_a_second() {
+        let mut f = File::new(3).str("general.architecture", "qwen3moe").u32("qwen3moe.block_count", 97);
+        for i in 0..200_000u64 {
+            f = f.raw_tensor(format!("blk.{}.ffn_gate_exps.{i}.weight", i % 97).as_bytes(), &[32], 0, i * 128);
+        }
+        f.data_bytes = Some(200_000 * 128);
+        let bytes = f.bytes();
+        let mut rules = Rules::new(Targets::new(["CUDA0"]));
+        rules.parse(r"blk\.([0-9]|1[0-9])\.=CUDA0,exps=CUDA_Host").unwrap();
+        rules.n_cpu_moe(60).unwrap();
+        let start = std::time::Instant::now();
+        let header = Header::from_bytes(&bytes).unwrap();
+        let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
+        let took = start.elapsed();
+        assert_eq!(e.tensors.len(), 200_000);
+        println!("200,000 tensors, {} KiB of header, 62 rules: {took:?}", bytes.len() >> 10);
+        assert!(cfg!(debug_assertions) || took.as_secs_f64() < 1.0, "{took:?}");
+    }
+}

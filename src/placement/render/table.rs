@@ -1,0 +1,126 @@
+//! The explanation in a terminal.
+//!
+//! Owns: columns and their widths. Must not know: colours (the output may be a file), how an explanation was found.
+
+use std::fmt::Write;
+
+use super::collapse;
+use crate::placement::bytes::Bytes;
+use crate::placement::explain::{Explanation, Placed};
+
+/// The explanation as text. With `all`, a line per tensor; otherwise tensors that differ only in their layer share one.
+pub fn table(e: &Explanation, all: bool) -> String {
+    let mut out = String::new();
+    summary(&mut out, e);
+    rules(&mut out, e);
+    places(&mut out, e);
+    tensors(&mut out, e, all);
+    for w in &e.warnings {
+        line(&mut out, format_args!("WARNING {}: {}", w.code, printable(&w.message)));
+    }
+    out
+}
+
+/// Writing to a `String` cannot fail.
+fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
+    let written = out.write_fmt(text);
+    debug_assert!(written.is_ok(), "writing to a String cannot fail");
+    out.truncate(out.trim_end_matches(' ').len());
+    out.push('\n');
+}
+
+/// Names come from files: nothing in them may steer the terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn summary(out: &mut String, e: &Explanation) {
+    let m = &e.model;
+    let name = m.name.as_deref().filter(|n| !n.is_empty()).unwrap_or("(no name)");
+    let experts = if m.experts > 0 { format!(", {} experts, {} used", m.experts, m.experts_used) } else { String::new() };
+    line(
+        out,
+        format_args!("{}: {}, {} layers{experts}, {} tensors", printable(name), printable(&m.architecture), m.layers, e.tensor_count),
+    );
+    let t = &e.totals;
+    let parts = [
+        ("stay in the file's mapping", t.mapped),
+        ("copied to memory", t.pageable),
+        ("page-locked", t.pinned),
+        ("in the arena", t.arena),
+        ("on devices", t.device),
+    ];
+    let shown: Vec<String> = parts.iter().filter(|p| p.1 > 0).map(|(what, n)| format!("{} {what}", Bytes(*n))).collect();
+    line(out, format_args!("mmap {}: {}", if e.mmap { "on" } else { "off" }, shown.join(", ")));
+    if let Some(available) = e.machine.available {
+        let limit = e.machine.memlock.map_or(String::new(), |l| format!(", limit for locked memory {}", Bytes(l)));
+        line(out, format_args!("available: {}{limit}", Bytes(available)));
+    }
+    if let Some(min) = e.offload_min_batch {
+        let hint = e
+            .offload_expert_hint
+            .map_or(String::new(), |h| format!("; for these experts it pays from about {h} (GGML_OP_OFFLOAD_MIN_BATCH)"));
+        line(out, format_args!("weights in host memory are used on a GPU from {min} tokens per batch{hint}"));
+    }
+    out.push('\n');
+}
+
+fn rules(out: &mut String, e: &Explanation) {
+    if e.rules.is_empty() {
+        return;
+    }
+    line(out, format_args!("{:>4}  {:>7}  {:>7}  {:>9}  rule", "rule", "won", "lost", "bytes"));
+    // Generated rules come by the dozen: show those that did something.
+    let idle = |r: &&crate::placement::explain::RuleUse| r.names_absent_layer();
+    for r in e.rules.iter().filter(|r| !idle(r)) {
+        let text = printable(&r.pattern);
+        let loud = if r.is_idle() { "   <== decides nothing" } else { "" };
+        line(out, format_args!("{:>4}  {:>7}  {:>7}  {:>9}  {text}={}{loud}", r.number, r.won, r.lost, Bytes(r.bytes), r.target));
+    }
+    match e.rules.iter().filter(idle).count() {
+        0 => {}
+        n => line(out, format_args!("      {n} generated rules name layers that have nothing for them")),
+    }
+    out.push('\n');
+}
+
+fn places(out: &mut String, e: &Explanation) {
+    line(out, format_args!("{:<18}  {:>7}  {:>9}  {:>9}  {:>9}", "place", "tensors", "bytes", "mapped", "copied"));
+    for p in &e.places {
+        let (bytes, mapped, copied) = (Bytes(p.bytes), Bytes(p.mapped), Bytes(p.copied));
+        line(out, format_args!("{:<18}  {:>7}  {bytes:>9}  {mapped:>9}  {copied:>9}", p.place.to_string(), p.tensors));
+    }
+    out.push('\n');
+}
+
+fn tensors(out: &mut String, e: &Explanation, all: bool) {
+    let rows: Vec<(String, usize, u64, &Placed)> = if all {
+        e.tensors.iter().map(|t| (printable(&t.name), 1, t.bytes, t)).collect()
+    } else {
+        collapse::lines(e).into_iter().map(|l| (printable(&l.name), l.count, l.bytes, l.first)).collect()
+    };
+    const MOST: usize = 60;
+    let width = rows.iter().map(|r| r.0.chars().count()).max().unwrap_or(0).clamp(6, MOST);
+    line(
+        out,
+        format_args!(
+            "{:<width$}  {:>5}  {:<7}  {:>9}  {:<17}  {:<8}  {:>4}  reason",
+            "tensor", "count", "type", "bytes", "place", "memory", "rule"
+        ),
+    );
+    for (name, count, bytes, t) in rows {
+        let place = t.place.as_ref().map_or("-".to_owned(), ToString::to_string);
+        let memory = t.memory.map_or("-", |m| m.name());
+        let rule = t.rule.map_or(String::new(), |r| r.to_string());
+        let bytes = Bytes(bytes);
+        line(
+            out,
+            format_args!(
+                "{name:<width$}  {count:>5}  {:<7}  {bytes:>9}  {place:<17}  {memory:<8}  {rule:>4}  {}",
+                t.type_name,
+                t.reason.code()
+            ),
+        );
+    }
+    out.push('\n');
+}

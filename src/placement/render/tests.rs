@@ -1,0 +1,99 @@
+//! What the three forms show, on one small model.
+
+use super::{html, json, table};
+use crate::gguf::Header;
+use crate::gguf::testing::File;
+use crate::placement::explain::{Explanation, Machine};
+use crate::placement::{Device, Facts, Rules, Targets};
+
+fn file(name: &str) -> File {
+    let mut f = File::new(3)
+        .str("general.architecture", "qwen3moe")
+        .str("general.name", name)
+        .u32("qwen3moe.block_count", 3)
+        .u32("qwen3moe.expert_count", 128)
+        .u32("qwen3moe.expert_used_count", 8)
+        .tensor("token_embd.weight", &[256, 640], 14);
+    for layer in 0..3 {
+        f = f
+            .tensor(&format!("blk.{layer}.attn_norm.weight"), &[256], 0)
+            .tensor(&format!("blk.{layer}.attn_q.weight"), &[256, 256], 12)
+            .tensor(&format!("blk.{layer}.ffn_up_exps.weight"), &[256, 64, 32], 12);
+    }
+    f.tensor("output_norm.weight", &[256], 0).tensor("output.weight", &[256, 640], 14)
+}
+
+fn explained(file: &File, text: &str) -> Explanation {
+    let header = Header::from_bytes(&file.bytes()).unwrap();
+    let mut rules = Rules::new(Targets::new(["CUDA0"]));
+    rules.parse(text).unwrap();
+    rules.n_cpu_moe(50).unwrap();
+    let mut load = Facts::of(&header).load();
+    load.devices.push(Device::new("CUDA0", Some("CUDA_Host"), 1.0));
+    Explanation::of_header(&header, &rules, &load, Machine { available: Some(1 << 30), memlock: Some(8 << 20) }).unwrap()
+}
+
+#[test]
+fn table_shows_every_tensor_rule_and_place_in_columns() {
+    let e = explained(&file("Tiny"), r"blk\.[01]\.ffn_.*exps=CUDA_Host,nothing=ARENA");
+    let text = table(&e, false);
+    println!("{text}");
+    assert!(text.contains("Tiny: qwen3moe, 3 layers, 128 experts, 8 used, 12 tensors"));
+    assert!(text.contains("blk.[0-1].ffn_up_exps.weight") && text.contains("blk.2.ffn_up_exps.weight"));
+    assert!(text.contains("nothing=ARENA   <== decides nothing"));
+    assert!(text.contains("47 generated rules name layers that have nothing for them"));
+    assert!(text.contains("WARNING rule_unmatched: Rule 2, nothing=ARENA, matches no tensor."));
+    assert!(text.lines().all(|l| l.chars().count() <= 160 && !l.ends_with(' ')));
+    let all = table(&e, true);
+    for t in &e.tensors {
+        assert!(all.lines().any(|l| l.starts_with(&t.name) && l.ends_with(t.reason.code())), "{}", t.name);
+    }
+}
+
+#[test]
+fn json_has_every_tensor_with_stable_names() {
+    let e = explained(&file("Tiny"), "exps=CUDA_Host");
+    let v: serde_json::Value = serde_json::from_str(&json(&e)).unwrap();
+    let t = v["tensors"].as_array().unwrap().iter().find(|t| t["name"] == "blk.1.ffn_up_exps.weight").unwrap();
+    let expected = serde_json::json!({
+        "name": "blk.1.ffn_up_exps.weight", "layer": 1, "class": "expert", "type": "q4_K", "bytes": 294912, "place": "CUDA_Host",
+        "memory": "pinned", "rule": 1, "buft_overridden": true, "downgraded": false, "reason": "rule_host"
+    });
+    assert_eq!(*t, expected);
+    assert_eq!(
+        v["rules"][0],
+        serde_json::json!({
+            "number": 1, "pattern": "exps", "target": "CUDA_Host", "origin": "override-tensor", "won": 3, "bytes": 884736, "lost": 0
+        })
+    );
+    assert_eq!(v["totals"]["pinned"], 884736);
+    assert_eq!(v["model"]["architecture"], "qwen3moe");
+}
+
+#[test]
+fn page_is_self_contained_and_escapes_what_comes_from_the_model() {
+    let name = "<script>alert('x')</script> & \"co\"";
+    let f = file(name).tensor("blk.2.<img src=x onerror=alert(1)>\"'", &[256, 256], 0);
+    let page = html(&explained(&f, "exps=CUDA_Host,<b>=CPU"));
+    for forbidden in ["<script", "<img", "<b>=", "http", "url(", "src=x onerror=alert(1)>", "@import", "<link"] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+    assert!(page.contains("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; &quot;co&quot;"));
+    for tag in ["div", "span", "table", "tr", "td", "th", "code", "p", "ul", "li", "b", "i"] {
+        let opened = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
+        assert_eq!(opened, page.matches(&format!("</{tag}>")).count(), "{tag}");
+    }
+    assert!(page.contains("layer 2") && page.contains("CUDA_Host") && page.contains("decides nothing"));
+}
+
+#[test]
+fn page_of_a_huge_model_stays_small() {
+    let mut f = File::new(3).str("general.architecture", "x");
+    for i in 0..50_000u64 {
+        f = f.raw_tensor(format!("blk.{}.t{i}", i * 7 % 5003).as_bytes(), &[32], 0, i * 128);
+    }
+    f.data_bytes = Some(50_000 * 128);
+    let page = html(&explained(&f, ".*=ARENA"));
+    assert!(page.len() < 4 << 20, "{}", page.len());
+    assert!(page.contains("further") && page.contains("more lines are left out"));
+}
