@@ -501,12 +501,13 @@ enum berth_status berth_report_json(char **json);
 void berth_string_free(char *string);
 
 /**
- * Sends Berth's messages to `function` instead of standard error or the host's log; NULL goes back to standard error.
+ * Sends Berth's messages to `function` instead of the host's log, or of standard error where there is no host; NULL goes back to those.
  *
  * # Safety
  * `function` must be NULL or callable from any thread, with `user`, until another one is set.
  */
-void berth_log_set(berth_log_fn function, void *user);
+void berth_log_set(berth_log_fn function,
+                   void *user);
 
 /**
  * Opens a model (the first part of a split one) and reads its headers. `rules` may be NULL: then there are none; else they must not be changed

@@ -1,4 +1,4 @@
-//! Where messages go: to the host's own log once a host is known, to standard error before.
+//! Where messages go: to the function a C program chose, else to the host's own log once a host is known, else to standard error.
 //!
 //! Owns: severity, the filter (`BERTH_LOG`), the sink. Must not know: ggml's types (the host's log arrives here as a plain function).
 
@@ -24,16 +24,26 @@ pub enum Level {
 pub type Sink = Arc<dyn Fn(Level, &str) + Send + Sync>;
 
 static THRESHOLD: AtomicU8 = AtomicU8::new(Level::Info as u8);
-static SINK: Mutex<Option<Sink>> = Mutex::new(None);
+static SINKS: Mutex<Sinks> = Mutex::new(Sinks { chosen: None, host: None });
+
+struct Sinks {
+    chosen: Option<Sink>,
+    host: Option<Sink>,
+}
 
 /// Sets the least severe level that is passed on; `None` silences everything.
 pub fn set_threshold(level: Option<Level>) {
     THRESHOLD.store(level.map_or(0, |l| l as u8), Ordering::Relaxed);
 }
 
-/// Sends messages to `sink` from now on; `None` means standard error.
-pub fn set_sink(sink: Option<Sink>) {
-    *SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+/// Sends messages to `sink` from now on, whatever hosts have to offer; `None` undoes that.
+pub fn choose_sink(sink: Option<Sink>) {
+    SINKS.lock().unwrap_or_else(PoisonError::into_inner).chosen = sink;
+}
+
+/// Sends messages to a host's log where no sink was chosen.
+pub fn offer_sink(sink: Sink) {
+    SINKS.lock().unwrap_or_else(PoisonError::into_inner).host = Some(sink);
 }
 
 /// Passes a message on if it is severe enough. Every line starts with `berth: `.
@@ -43,7 +53,10 @@ pub fn write(level: Level, message: fmt::Arguments<'_>) {
     }
     let line = format!("berth: {message}");
     // The lock is not held while the sink runs: a host's log may call back into us.
-    let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let sink = {
+        let sinks = SINKS.lock().unwrap_or_else(PoisonError::into_inner);
+        sinks.chosen.clone().or_else(|| sinks.host.clone())
+    };
     match sink {
         Some(sink) => sink(level, &line),
         None => to_stderr(&line),

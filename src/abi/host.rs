@@ -1,8 +1,8 @@
 //! The ggml in this process: which version, which layout of its tables, its functions and numbers.
 //!
 //! Owns: the decision whether a host fits. The version number alone does not protect a plug-in: the tables changed in the middle of 0.9.11
-//! without a change of `GGML_BACKEND_API_VERSION`. So the layout is taken from what the host exports (2-D copies appeared as functions and as
-//! slots in one commit), and the version must agree with it.
+//! without a change of `GGML_BACKEND_API_VERSION`. So the layout is taken from what the host exports (each change of a table appeared as
+//! functions and as slots in one commit), and the version must agree with it.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::PathBuf;
@@ -22,6 +22,9 @@ pub struct Version(pub u32, pub u32, pub u32);
 pub const OLDEST: Version = Version(0, 9, 0);
 /// Last version in which the buffer and backend tables had no 2-D copies (its later builds have them).
 const LAST_V1: Version = Version(0, 9, 11);
+/// Last version whose buffer type's table had no `alloc_buffer_n`, and first one that had it. Nobody has seen what lies between.
+const LAST_V2: Version = Version(0, 25, 3);
+const FIRST_V3: Version = Version(0, 26, 0);
 /// First minor version that has not been compared with real headers.
 pub(super) const FIRST_UNKNOWN: Version = Version(0, 27, 0);
 
@@ -50,22 +53,40 @@ pub enum Layout {
     V1,
     /// With 2-D copies.
     V2,
+    /// With 2-D copies, and buffer types that allocate for a list of tensors; the first change for which ggml raised its API version.
+    V3,
 }
 
 impl Layout {
-    /// The layout of a host of this version that exports the 2-D copies or not, and whether it is a version nobody has compared yet.
+    /// The layout of a host of this version that exports the 2-D copies and the allocation for a list or not, and whether it is a version nobody
+    /// has compared yet.
     ///
     /// # Errors
     /// [`Status::HostMismatch`] if the version is too old or contradicts what is exported.
-    pub fn choose(version: Version, has_2d: bool) -> Result<(Layout, bool)> {
+    pub fn choose(version: Version, has_2d: bool, has_alloc_n: bool) -> Result<(Layout, bool)> {
         let contradiction = |what| Err(mismatch(format!("ggml {version} {what}: its tables are unknown")));
-        match (version, has_2d) {
-            (v, _) if v < OLDEST => {
-                Err(mismatch(format!("found ggml {version}; supported is {OLDEST} and newer, with backend API {GGML_BACKEND_API_VERSION}")))
+        let layout = match (has_2d, has_alloc_n) {
+            _ if version < OLDEST => {
+                return Err(mismatch(format!(
+                    "found ggml {version}; supported is {OLDEST} and newer, with backend API {GGML_BACKEND_API_VERSION_V2} or {GGML_BACKEND_API_VERSION_V3}"
+                )));
             }
-            (v, true) if v < LAST_V1 => contradiction("has 2-D copies, which came later"),
-            (v, false) if v > LAST_V1 => contradiction("lacks the 2-D copies"),
-            (v, has_2d) => Ok((if has_2d { Layout::V2 } else { Layout::V1 }, v >= FIRST_UNKNOWN)),
+            (true, _) if version < LAST_V1 => return contradiction("has 2-D copies, which came later"),
+            (false, _) if version > LAST_V1 => return contradiction("lacks the 2-D copies"),
+            (_, true) if version <= LAST_V2 => return contradiction("has alloc_buffer_n, which came later"),
+            (_, false) if version >= FIRST_V3 => return contradiction("lacks alloc_buffer_n"),
+            (false, _) => Layout::V1,
+            (true, false) => Layout::V2,
+            (true, true) => Layout::V3,
+        };
+        Ok((layout, version >= FIRST_UNKNOWN))
+    }
+
+    /// The host's `GGML_BACKEND_API_VERSION`: it takes no plug-in with another one.
+    pub fn api_version(self) -> c_int {
+        match self {
+            Layout::V1 | Layout::V2 => GGML_BACKEND_API_VERSION_V2,
+            Layout::V3 => GGML_BACKEND_API_VERSION_V3,
         }
     }
 
@@ -74,6 +95,7 @@ impl Layout {
         match self {
             Layout::V1 => "v1",
             Layout::V2 => "v2",
+            Layout::V3 => "v3",
         }
     }
 }
@@ -113,7 +135,7 @@ impl Host {
         // SAFETY: the function takes nothing and returns a NUL-terminated literal.
         let text = unsafe { CStr::from_ptr((found.api.ggml_version)()) }.to_string_lossy().into_owned();
         let version = Version::parse(&text).ok_or_else(|| mismatch(format!("ggml_version() says {text:?}, which is no version")))?;
-        let (layout, unknown) = Layout::choose(version, found.has_2d)?;
+        let (layout, unknown) = Layout::choose(version, found.has_2d, found.has_alloc_n)?;
         let ops = check::tensor_and_ops(&found.api).map_err(|e| mismatch(format!("ggml {version}: {e}")))?;
         let host = Host { version, layout, api: found.api, ops, file: found.file, buffer_init: found.buffer_init, log: found.log };
         host.take_log();
@@ -126,7 +148,7 @@ impl Host {
     /// Sends Berth's messages to the host's own log, where it has one to offer.
     fn take_log(&self) {
         let Some(log) = self.log else { return };
-        log::set_sink(Some(Arc::new(move |level, line| {
+        log::offer_sink(Arc::new(move |level, line| {
             let level = match level {
                 Level::Error => GGML_LOG_LEVEL_ERROR,
                 Level::Warn => GGML_LOG_LEVEL_WARN,
@@ -137,7 +159,7 @@ impl Host {
                 // SAFETY: the format has one string argument, which is NUL-terminated.
                 unsafe { log(level, c"%s\n".as_ptr(), line.as_ptr()) };
             }
-        })));
+        }));
     }
 
     /// `ggml_backend_buffer_init` for a host of layout `v1`.
@@ -159,10 +181,10 @@ impl Host {
         unsafe { init(buft, iface, context, size) }
     }
 
-    /// `ggml_backend_buffer_init` for a host of layout `v2`.
+    /// `ggml_backend_buffer_init` for a host of layout `v2` or `v3`.
     ///
     /// # Safety
-    /// The host's layout must be [`Layout::V2`]; `buft` and `context` must live as long as the buffer.
+    /// The host's layout must not be [`Layout::V1`]; `buft` and `context` must live as long as the buffer.
     pub unsafe fn new_buffer_v2(
         &self,
         buft: *mut ggml_backend_buffer_type,
@@ -204,13 +226,21 @@ mod tests {
 
     #[test]
     fn the_layout_follows_the_exports_and_must_agree_with_the_version() {
-        let choose = |minor, patch, has_2d| Layout::choose(Version(0, minor, patch), has_2d).map_err(|e| e.message);
+        let choose = |minor, patch, has_2d| {
+            let has_alloc_n = Version(0, minor, patch) >= FIRST_V3;
+            Layout::choose(Version(0, minor, patch), has_2d, has_alloc_n).map_err(|e| e.message)
+        };
         assert_eq!(choose(9, 0, false), Ok((Layout::V1, false)));
         assert_eq!(choose(9, 10, false), Ok((Layout::V1, false)));
         assert_eq!(choose(9, 11, false), Ok((Layout::V1, false)));
         assert_eq!(choose(9, 11, true), Ok((Layout::V2, false)));
-        assert_eq!(choose(26, 9, true), Ok((Layout::V2, false)));
-        assert_eq!(choose(27, 0, true), Ok((Layout::V2, true)));
+        assert_eq!(choose(25, 3, true), Ok((Layout::V2, false)));
+        assert_eq!(choose(26, 9, true), Ok((Layout::V3, false)));
+        assert_eq!(choose(27, 0, true), Ok((Layout::V3, true)));
+        let between = |has_alloc_n| Layout::choose(Version(0, 25, 9), true, has_alloc_n).map_err(|e| e.message);
+        assert_eq!((between(false), between(true)), (Ok((Layout::V2, false)), Ok((Layout::V3, false))));
+        assert!(Layout::choose(Version(0, 26, 0), true, false).is_err());
+        assert!(Layout::choose(Version(0, 25, 3), true, true).is_err());
         assert!(choose(8, 9, false).is_err_and(|e| e.contains("found ggml 0.8.9") && e.contains("0.9.0 and newer")));
         assert!(choose(9, 10, true).is_err());
         assert!(choose(10, 0, false).is_err());

@@ -79,6 +79,8 @@ pub(super) struct Found {
     pub(super) buffer_init: *mut c_void,
     /// Whether the 2-D copies exist, which came with the second layout of the buffer and backend tables.
     pub(super) has_2d: bool,
+    /// Whether buffers can be allocated for a list of tensors, which came with the third layout, that of the buffer type's table.
+    pub(super) has_alloc_n: bool,
     /// `ggml_log_internal(level, format, ...)`, where exported.
     pub(super) log: Option<unsafe extern "C" fn(c_int, *const c_char, ...)>,
     /// File that defines them.
@@ -93,6 +95,7 @@ pub(super) fn find() -> Result<Found> {
     let object = object_of_caller().or_else(Object::global).map_or_else(only_loaded_object, Ok)?;
     let buffer_init = object.symbol(LANDMARK).ok_or_else(|| mismatch(format!("{} lost its symbols", object.name())))?;
     let has_2d = object.symbol(c"ggml_backend_tensor_set_2d").is_some();
+    let has_alloc_n = object.symbol(c"ggml_backend_buft_alloc_buffer_n").is_some();
     let log = object.symbol(c"ggml_log_internal").map(|address| {
         // SAFETY: the symbol has this C signature wherever it is exported.
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int, *const c_char, ...)>(address) }
@@ -100,7 +103,7 @@ pub(super) fn find() -> Result<Found> {
     if object.symbol(c"ggml_version").is_none() {
         return Err(mismatch(format!("found a ggml older than 0.9.0 (it has no ggml_version) in {}", object.name())));
     }
-    Ok(Found { api: Api::find(&object)?, buffer_init, has_2d, log, file: object.file.clone() })
+    Ok(Found { api: Api::find(&object)?, buffer_init, has_2d, has_alloc_n, log, file: object.file.clone() })
 }
 
 /// A library that this process opened by itself, to look at it.

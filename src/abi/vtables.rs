@@ -1,15 +1,18 @@
-//! The function tables that a backend fills, for every layout in use since ggml 0.9.0 (backend API version 2).
+//! The function tables that a backend fills, for every layout in use since ggml 0.9.0 (backend API versions 2 and 3).
 //!
-//! Owns: the mirrors of `ggml-backend-impl.h` and of the structs of `ggml-backend.h` that cross the boundary. Two layouts exist of the
-//! buffer and of the backend table: `v1` (until ggml 0.9.11 of 2026-04-09) and `v2` (2-D copies inserted in the middle of both).
-//! Devices, buffer types and registries have one layout.
+//! Owns: the mirrors of `ggml-backend-impl.h` and of the structs of `ggml-backend.h` that cross the boundary. Three layouts exist: `v1` (until
+//! ggml 0.9.11 of 2026-04-09), `v2` (2-D copies inserted in the middle of the buffer's and of the backend's table), and `v3` (since ggml 0.26.0:
+//! allocation for a list of tensors inserted in the middle of the buffer type's table, and API version 3). A struct that ends in `_v2` is
+//! that of layout v3 too where there is none in `_v3`. Devices and registries have one layout.
 
 use std::ffi::{c_char, c_int, c_void};
 
 use super::ggml_tensor;
 
-/// `GGML_BACKEND_API_VERSION` of the layouts in this file.
-pub const GGML_BACKEND_API_VERSION: c_int = 2;
+/// `GGML_BACKEND_API_VERSION` of hosts of layout v1 and v2.
+pub const GGML_BACKEND_API_VERSION_V2: c_int = 2;
+/// `GGML_BACKEND_API_VERSION` of hosts of layout v3.
+pub const GGML_BACKEND_API_VERSION_V3: c_int = 3;
 
 /// `GGML_STATUS_SUCCESS`.
 pub const GGML_STATUS_SUCCESS: c_int = 0;
@@ -77,10 +80,16 @@ pub struct ggml_backend {
     opaque: [u8; 0],
 }
 
-/// `struct ggml_backend_buffer_type_i`.
+/// `struct ggml_backend_buffer_type` as seen where the layout of its table does not matter.
+#[repr(C)]
+pub struct ggml_backend_buffer_type {
+    opaque: [u8; 0],
+}
+
+/// `struct ggml_backend_buffer_type_i` in layouts v1 and v2.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ggml_backend_buffer_type_i {
+pub struct ggml_backend_buffer_type_i_v2 {
     /// Name, as typed in `-ot`.
     pub get_name: Option<unsafe extern "C" fn(*mut ggml_backend_buffer_type) -> *const c_char>,
     /// New buffer of at least `size` bytes, or NULL.
@@ -95,11 +104,33 @@ pub struct ggml_backend_buffer_type_i {
     pub is_host: Option<unsafe extern "C" fn(*mut ggml_backend_buffer_type) -> bool>,
 }
 
-/// `struct ggml_backend_buffer_type`.
+/// `struct ggml_backend_buffer_type_i` in layout v3, with allocation for a list of tensors at once.
 #[repr(C)]
-pub struct ggml_backend_buffer_type {
+#[derive(Clone, Copy)]
+pub struct ggml_backend_buffer_type_i_v3 {
+    /// Name, as typed in `-ot`.
+    pub get_name: Option<unsafe extern "C" fn(*mut ggml_backend_buffer_type) -> *const c_char>,
+    /// New buffer of at least `size` bytes, or NULL.
+    pub alloc_buffer: Option<unsafe extern "C" fn(*mut ggml_backend_buffer_type, usize) -> *mut ggml_backend_buffer>,
+    /// Absent: the host lays the tensors out in one `alloc_buffer`.
+    pub alloc_buffer_n: unused_slot,
+    /// Alignment of tensors, in bytes.
+    pub get_alignment: Option<unsafe extern "C" fn(*mut ggml_backend_buffer_type) -> usize>,
+    /// Largest buffer, in bytes; absent: no limit.
+    pub get_max_size: Option<unsafe extern "C" fn(*mut ggml_backend_buffer_type) -> usize>,
+    /// Bytes to reserve for a tensor; absent: `ggml_nbytes`.
+    pub get_alloc_size: Option<unsafe extern "C" fn(*mut ggml_backend_buffer_type, *const ggml_tensor) -> usize>,
+    /// Absent: the host adds up what the tensors take.
+    pub get_alloc_size_n: unused_slot,
+    /// Whether tensors lie in host memory in the standard layout.
+    pub is_host: Option<unsafe extern "C" fn(*mut ggml_backend_buffer_type) -> bool>,
+}
+
+/// `struct ggml_backend_buffer_type` with a table of layout `I`. Made by us, never freed.
+#[repr(C)]
+pub struct ggml_backend_buffer_type_of<I> {
     /// Functions.
-    pub iface: ggml_backend_buffer_type_i,
+    pub iface: I,
     /// Device it belongs to.
     pub device: *mut ggml_backend_device,
     /// Ours.

@@ -33,7 +33,7 @@ pub struct Instance {
     host: Host,
     reg: ggml_backend_reg,
     devices: [ggml_backend_device; KINDS.len()],
-    types: [ggml_backend_buffer_type; KINDS.len()],
+    types: [*mut ggml_backend_buffer_type; KINDS.len()],
 }
 
 // SAFETY: the pointers in it lead to itself and to constant data; nothing changes after `link`.
@@ -84,11 +84,10 @@ impl Instance {
     /// Puts the structs at their final addresses, lets them point at each other, and remembers the host.
     fn link(host: Host) -> &'static Instance {
         report::add_host(HostInfo { ggml_version: host.version.to_string(), layout: host.layout.name(), file: host.file.clone() });
-        let null = std::ptr::null_mut();
         let at = Box::into_raw(Box::new(Instance {
-            reg: registry::reg(),
+            reg: registry::reg(host.layout),
             devices: KINDS.map(device::device),
-            types: std::array::from_fn(|_| ggml_backend_buffer_type { iface: EMPTY_TYPE, device: null, context: std::ptr::null_mut() }),
+            types: [std::ptr::null_mut(); KINDS.len()],
             host,
         }));
         // SAFETY: the box was just made and is never freed; nobody else knows it yet.
@@ -122,7 +121,7 @@ impl Instance {
 
     /// The buffer type of a kind.
     pub fn buffer_type(&'static self, kind: Kind) -> *mut ggml_backend_buffer_type {
-        (&raw const self.types[kind as usize]).cast_mut()
+        self.types[kind as usize]
     }
 
     /// A ggml buffer of a kind over memory that somebody else owns and has reported.
@@ -140,15 +139,6 @@ impl Instance {
         KINDS.into_iter().find(|kind| std::ptr::eq(device, &raw const self.devices[*kind as usize]))
     }
 }
-
-const EMPTY_TYPE: crate::abi::ggml_backend_buffer_type_i = crate::abi::ggml_backend_buffer_type_i {
-    get_name: None,
-    alloc_buffer: None,
-    get_alignment: None,
-    get_max_size: None,
-    get_alloc_size: None,
-    is_host: None,
-};
 
 impl Kind {
     /// Name of the device; that of its buffer type is [`Kind::buffer_type_name`].

@@ -6,10 +6,10 @@ use super::{Instance, KINDS};
 use crate::abi::*;
 use crate::config::VERSION;
 
-/// The registry before it is linked.
-pub(super) fn reg() -> ggml_backend_reg {
+/// The registry before it is linked, for a host of this layout.
+pub(super) fn reg(layout: Layout) -> ggml_backend_reg {
     ggml_backend_reg {
-        api_version: GGML_BACKEND_API_VERSION,
+        api_version: layout.api_version(),
         iface: ggml_backend_reg_i {
             get_name: Some(get_name),
             get_device_count: Some(get_device_count),

@@ -55,7 +55,7 @@ pub(super) fn new(instance: &'static Instance, device: *mut ggml_backend_device)
     }
     match instance.host.layout {
         Layout::V1 => boxed(V1, instance, device),
-        Layout::V2 => boxed(V2, instance, device),
+        Layout::V2 | Layout::V3 => boxed(V2, instance, device),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The one vtable behind every buffer type and every buffer, for both layouts of the host's tables.
+//! The one vtable behind every buffer type and every buffer, for all layouts of the host's tables.
 //!
 //! Owns: the trampolines from ggml's slots to [`BufferType`] and [`Contents`], and who owns which pointer. Every slot is named; those the
 //! host calls without looking (`memset`, `set`, `get`, `clear`, `get_base`) are never absent.
@@ -14,9 +14,16 @@ use crate::log;
 use crate::memory::{ALIGNMENT, Region, mapping};
 use crate::report::{self, Place};
 
-/// The ggml buffer type for `T`. Its context is the host; `device` is filled in by the device that owns it.
-pub fn buffer_type<T: BufferType>(host: &'static Host, device: *mut ggml_backend_device) -> ggml_backend_buffer_type {
-    ggml_backend_buffer_type { iface: TypeTable::<T>::IFACE, device, context: std::ptr::from_ref(host).cast_mut().cast() }
+/// The ggml buffer type for `T`, in the layout of the host. Its context is the host. It is never freed.
+pub fn buffer_type<T: BufferType>(host: &'static Host, device: *mut ggml_backend_device) -> *mut ggml_backend_buffer_type {
+    fn boxed<I>(iface: I, host: &'static Host, device: *mut ggml_backend_device) -> *mut ggml_backend_buffer_type {
+        let context = std::ptr::from_ref(host).cast_mut().cast();
+        Box::into_raw(Box::new(ggml_backend_buffer_type_of { iface, device, context })).cast()
+    }
+    match host.layout {
+        Layout::V1 | Layout::V2 => boxed(TypeTable::<T, ggml_backend_buffer_type_i_v2>::IFACE, host, device),
+        Layout::V3 => boxed(TypeTable::<T, ggml_backend_buffer_type_i_v3>::IFACE, host, device),
+    }
 }
 
 /// A `CPU_MMAP` buffer over memory of the host: zero copy.
@@ -68,11 +75,11 @@ pub unsafe fn over_region(
     wrap(buft, host, name, region, None)
 }
 
-/// Trampolines of a buffer type.
-struct TypeTable<T>(PhantomData<T>);
+/// Trampolines of a buffer type whose table has the layout `I`.
+struct TypeTable<T, I>(PhantomData<(T, I)>);
 
-impl<T: BufferType> TypeTable<T> {
-    const IFACE: ggml_backend_buffer_type_i = ggml_backend_buffer_type_i {
+impl<T: BufferType> TypeTable<T, ggml_backend_buffer_type_i_v2> {
+    const IFACE: ggml_backend_buffer_type_i_v2 = ggml_backend_buffer_type_i_v2 {
         get_name: Some(Self::get_name),
         alloc_buffer: Some(Self::alloc_buffer),
         get_alignment: Some(Self::get_alignment),
@@ -80,15 +87,30 @@ impl<T: BufferType> TypeTable<T> {
         get_alloc_size: None,
         is_host: Some(Self::is_host),
     };
+}
 
+impl<T: BufferType> TypeTable<T, ggml_backend_buffer_type_i_v3> {
+    const IFACE: ggml_backend_buffer_type_i_v3 = ggml_backend_buffer_type_i_v3 {
+        get_name: Some(Self::get_name),
+        alloc_buffer: Some(Self::alloc_buffer),
+        alloc_buffer_n: None,
+        get_alignment: Some(Self::get_alignment),
+        get_max_size: None,
+        get_alloc_size: None,
+        get_alloc_size_n: None,
+        is_host: Some(Self::is_host),
+    };
+}
+
+impl<T: BufferType, I> TypeTable<T, I> {
     unsafe extern "C" fn get_name(_: *mut ggml_backend_buffer_type) -> *const c_char {
         guard("get_name", c"BERTH".as_ptr(), || T::NAME.as_ptr())
     }
 
     unsafe extern "C" fn alloc_buffer(buft: *mut ggml_backend_buffer_type, size: usize) -> *mut ggml_backend_buffer {
         guard("alloc_buffer", std::ptr::null_mut(), || {
-            // SAFETY: the context is the `&'static Host` that `buffer_type` put there.
-            let host: &'static Host = unsafe { &*(*buft).context.cast::<Host>() };
+            // SAFETY: the host passes a type of ours, made by `boxed` with this layout, whose context is a `&'static Host`.
+            let host: &'static Host = unsafe { &*(*buft.cast::<ggml_backend_buffer_type_of<I>>()).context.cast::<Host>() };
             match super::allocate::<T>(size) {
                 Ok(placed) => new_buffer(buft, host, T::name(), placed),
                 Err(error) => {
@@ -109,12 +131,7 @@ impl<T: BufferType> TypeTable<T> {
 }
 
 /// Makes the host's buffer struct around new memory, and reports it.
-fn new_buffer(
-    buft: *mut ggml_backend_buffer_type,
-    host: &'static Host,
-    name: &'static str,
-    placed: Placed,
-) -> *mut ggml_backend_buffer {
+fn new_buffer(buft: *mut ggml_backend_buffer_type, host: &'static Host, name: &'static str, placed: Placed) -> *mut ggml_backend_buffer {
     let Placed { region, place, file, fallback } = placed;
     let id = report::add_buffer(name, place, region.len(), file, fallback);
     wrap(buft, host, name, region, Some(id))
@@ -133,7 +150,7 @@ fn wrap(
     let buffer = unsafe {
         match host.layout {
             Layout::V1 => host.new_buffer_v1(buft, BufferTable::<ggml_backend_buffer_i_v1>::IFACE, context, size),
-            Layout::V2 => host.new_buffer_v2(buft, BufferTable::<ggml_backend_buffer_i_v2>::IFACE, context, size),
+            Layout::V2 | Layout::V3 => host.new_buffer_v2(buft, BufferTable::<ggml_backend_buffer_i_v2>::IFACE, context, size),
         }
     };
     if buffer.is_null() {

@@ -184,7 +184,7 @@ unsafe impl Send for User {}
 // SAFETY: likewise.
 unsafe impl Sync for User {}
 
-/// Sends Berth's messages to `function` instead of standard error or the host's log; NULL goes back to standard error.
+/// Sends Berth's messages to `function` instead of the host's log, or of standard error where there is no host; NULL goes back to those.
 ///
 /// # Safety
 /// `function` must be NULL or callable from any thread, with `user`, until another one is set.
@@ -192,7 +192,7 @@ unsafe impl Sync for User {}
 pub unsafe extern "C" fn berth_log_set(function: LogFn, user: *mut c_void) {
     guard("berth_log_set", (), || {
         let user = User(user);
-        log::set_sink(function.map(|function| -> log::Sink {
+        log::choose_sink(function.map(|function| -> log::Sink {
             Arc::new(move |level, line| {
                 let user = &user;
                 if let Ok(line) = CString::new(line) {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result, Status};
 use crate::gguf::{Header, Model};
 use crate::memory::fill;
-use crate::placement::{self, DecideError, Decision, Flags, Load, Memory, Rules};
+use crate::placement::{self, DecideError, Decision, Facts, Flags, Load, Memory, Rules};
 
 pub use place::Buffer;
 pub use tensor::Tensor;
@@ -88,7 +88,10 @@ impl Loader {
             if flags.duplicated {
                 return Ok(Some(&self.tensors[index]));
             }
-            return Err(Error::invalid(format!("tensor '{}' was created before; a second use is asked for as duplicated", name.escape_debug())));
+            return Err(Error::invalid(format!(
+                "tensor '{}' was created before; a second use is asked for as duplicated",
+                name.escape_debug()
+            )));
         }
         let tensor = Tensor::new(found, decision)?;
         self.by_name.entry(name.to_owned()).or_default().push(self.tensors.len());
@@ -159,13 +162,12 @@ impl Loader {
 
 /// Fills in what the model's metadata says and the caller left at 0.
 fn with_model(load: Load, header: &Header) -> Load {
-    let arch = header.str("general.architecture").unwrap_or_default();
-    let count = |key: &str| header.u64(&format!("{arch}.{key}")).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-    let or_model = |given: u32, key: &str| if given == 0 { count(key) } else { given };
+    let facts = Facts::of(header);
+    let or_model = |given: u32, model: u32| if given == 0 { model } else { given };
     Load {
-        layers: or_model(load.layers, "block_count"),
-        experts: or_model(load.experts, "expert_count"),
-        experts_used: or_model(load.experts_used, "expert_used_count"),
+        layers: or_model(load.layers, facts.layers),
+        experts: or_model(load.experts, facts.experts),
+        experts_used: or_model(load.experts_used, facts.experts_used),
         ..load
     }
 }

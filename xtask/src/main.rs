@@ -5,8 +5,11 @@
 mod demo;
 mod header;
 mod hosts;
+mod matrix;
 mod model;
+mod setup;
 mod shell;
+mod test;
 
 use std::process::ExitCode;
 
@@ -28,8 +31,14 @@ enum Command {
     Header(header::Args),
     /// Fetch or build the hosts that Berth is tested against, and say where they are.
     Hosts(hosts::Args),
+    /// Run every host with and without Berth, and write docs/hosts.md.
+    Matrix(matrix::Args),
     /// Make a model: one with random weights, or a real one cut into experts.
     Model(model::Args),
+    /// Say which programs and libraries the tests need and the system lacks, or install them.
+    Setup(setup::Args),
+    /// Run all checks: formatting, lints, header, unit tests, and the tests against real hosts.
+    Test(test::Args),
 }
 
 fn main() -> ExitCode {
@@ -37,7 +46,10 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Header(args) => header::run(&args),
         Command::Hosts(args) => hosts::run(&args),
+        Command::Matrix(args) => matrix::run(&args),
         Command::Model(args) => model::run(args),
+        Command::Setup(args) => setup::run(&args),
+        Command::Test(args) => test::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

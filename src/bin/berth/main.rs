@@ -1,6 +1,7 @@
 //! The `berth` command: what this machine and this model allow, before anything is loaded.
 
 mod doctor;
+mod explain;
 
 use std::process::ExitCode;
 
@@ -18,10 +19,13 @@ struct Cli {
 enum Command {
     /// Show what this machine offers: processor, memory, limits, arena directory, CUDA driver, llama.cpp.
     Doctor(doctor::Args),
+    /// Show where every tensor of a model would go, and why, before anything is loaded.
+    Explain(explain::Args),
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    match Cli::parse_from(std::env::args_os().map(explain::long_spelling)).command {
         Command::Doctor(args) => doctor::run(&args),
+        Command::Explain(args) => explain::run(&args),
     }
 }

@@ -1,0 +1,114 @@
+//! The report that Berth writes to the file named by `BERTH_REPORT`: which buffers there are, what was asked, and what was given.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+/// The whole report. Fields that are not named here are ignored, so that a report may grow.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Report {
+    /// Berth's version.
+    pub berth: String,
+    /// The hosts it found: usually one; a process may hold several ggml.
+    #[serde(default)]
+    pub hosts: Vec<Host>,
+    /// Whether a fallback is an error (`BERTH_STRICT`).
+    #[serde(default)]
+    pub strict: bool,
+    /// How many buffers got something else than was asked, freed ones included.
+    #[serde(default)]
+    pub fallbacks: u64,
+    /// Every buffer, freed ones too.
+    pub buffers: Vec<Buffer>,
+}
+
+/// The host as Berth sees it.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Host {
+    /// `ggml_version()`.
+    #[serde(default)]
+    pub ggml_version: String,
+    /// The layout of its tables that Berth chose.
+    #[serde(default)]
+    pub layout: String,
+}
+
+/// One buffer.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Buffer {
+    /// Counts up from 1.
+    pub id: u64,
+    /// The buffer type that the host asked for.
+    pub asked: String,
+    /// What it got: `mapped`, `pinned`, `arena`, `pageable`.
+    pub got: String,
+    /// Why that is not what was asked, as a code.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// The same in words.
+    #[serde(default)]
+    pub message: Option<String>,
+    /// Its size.
+    pub bytes: u64,
+    /// Whether it still exists.
+    #[serde(default)]
+    pub live: bool,
+    /// Page-locked bytes.
+    #[serde(default)]
+    pub pinned_bytes: u64,
+    /// The file behind it.
+    #[serde(default)]
+    pub file: Option<PathBuf>,
+    /// What lies in it.
+    #[serde(default)]
+    pub tensors: Vec<Tensor>,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Tensor {
+    /// Its name in the model.
+    pub name: String,
+    /// Its block format.
+    #[serde(rename = "type", default)]
+    pub ty: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl Report {
+    /// Reads a report.
+    pub fn read(path: &Path) -> Result<Report> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("no report at {}", path.display()))?;
+        Report::parse(&text).with_context(|| path.display().to_string())
+    }
+
+    fn parse(text: &str) -> Result<Report> {
+        Ok(serde_json::from_str(text)?)
+    }
+
+    /// The live buffers of a buffer type that hold something.
+    pub fn asked<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Buffer> {
+        self.buffers.iter().filter(move |b| b.live && b.asked == name && b.bytes > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read_and_unknown_fields_do_not_matter() {
+        let report = Report::parse(
+            r#"{"berth":"0.1.0","hosts":[{"ggml_version":"0.20.0","new":1}],"buffers":[
+                {"id":1,"asked":"CUDA_Host","got":"pageable","reason":"no_cuda_driver","message":"m","bytes":123,"live":true,
+                 "pinned_bytes":0,"file":null,"tensors":[{"name":"blk.0.ffn_gate_exps.weight","type":"q4_1","bytes":123}]},
+                {"id":2,"asked":"CUDA_Host","got":"pageable","bytes":0,"live":true}]}"#,
+        )
+        .unwrap();
+        assert_eq!(report.hosts[0].ggml_version, "0.20.0");
+        let asked: Vec<_> = report.asked("CUDA_Host").collect();
+        assert_eq!((asked.len(), asked[0].reason.as_deref(), asked[0].tensors[0].ty.as_str()), (1, Some("no_cuda_driver"), "q4_1"));
+    }
+}

@@ -1,0 +1,176 @@
+//! The create_tensor path and the placement decision, called from C through `berth.h`.
+
+mod support {
+    pub(crate) mod peer;
+    pub(crate) mod scratch;
+}
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ffi_tests::models::{self, Spec};
+use ffi_tests::{berth_lib, gguf};
+use support::peer::{Compile, plain, source, succeeds, valgrind};
+use support::scratch::Scratch;
+
+/// A program of `c/` linked with the library under test.
+fn peer(scratch: &Scratch, name: &str) -> PathBuf {
+    let library = berth_lib().unwrap_or_else(|e| panic!("{e:#}"));
+    let soname = scratch.path().join("libberth.so.0");
+    if !soname.exists() {
+        std::os::unix::fs::symlink(&library, &soname).unwrap();
+    }
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../include");
+    Compile::with("cc", &["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1"])
+        .arg("-I")
+        .arg(include)
+        .arg(source(&format!("{name}.c")))
+        .arg(&soname)
+        .arg(format!("-Wl,-rpath,{}", scratch.path().display()))
+        .to(scratch.path().join(name))
+}
+
+/// One line of `loader_peer` about a tensor.
+#[derive(Debug)]
+struct Line {
+    name: String,
+    place: String,
+    memory: String,
+    rule: i32,
+    overridden: bool,
+    reason: String,
+    same: bool,
+}
+
+struct Loaded {
+    lines: Vec<Line>,
+    stderr: String,
+}
+
+fn load(program: &Path, scratch: &Scratch, model: &Path, args: &[&str], env: &[(&str, &str)]) -> Loaded {
+    let mut command = plain(program);
+    command.arg(model).args(args).env("BERTH_ARENA_DIR", scratch.path().join("arena"));
+    command.envs(env.iter().copied());
+    let output = succeeds(command);
+    let parse = |line: &str| {
+        let f: Vec<&str> = line.split('\t').collect();
+        (f.len() == 9).then(|| Line {
+            name: f[0].to_owned(),
+            place: f[1].to_owned(),
+            memory: f[2].to_owned(),
+            rule: f[3].parse().unwrap(),
+            overridden: f[4] == "1",
+            reason: f[6].to_owned(),
+            same: f[8] == "same",
+        })
+    };
+    let lines: Vec<Line> = output.stdout.lines().filter_map(parse).collect();
+    assert!(!lines.is_empty(), "{}", output.stdout);
+    let different: Vec<&Line> = lines.iter().filter(|l| !l.same).collect();
+    assert!(different.is_empty(), "bytes differ from the file's: {different:?}");
+    let left = fs::read_dir(scratch.path().join("arena")).map_or(0, |d| d.count());
+    assert_eq!(left, 0, "a file was left in the arena directory");
+    Loaded { lines, stderr: output.stderr }
+}
+
+/// Every expert in `place` by the rule, and nothing else.
+fn experts_are_in(loaded: &Loaded, place: &str, memory: &str, reason: &str) {
+    for line in &loaded.lines {
+        if line.name.contains("_exps.") {
+            let got = (line.place.as_str(), line.memory.as_str(), line.rule, line.overridden, line.reason.as_str());
+            assert_eq!(got, (place, memory, 0, true, reason), "{}", line.name);
+        } else {
+            assert_eq!((line.place.as_str(), line.rule, line.overridden), ("CPU", -1, false), "{}", line.name);
+        }
+    }
+}
+
+fn small() -> PathBuf {
+    models::random(&Spec::default()).unwrap_or_else(|e| panic!("{e:#}"))
+}
+
+#[test]
+fn every_row_of_the_decision_table_holds_from_c() {
+    let scratch = Scratch::new();
+    let program = peer(&scratch, "decide_peer");
+    let output = succeeds(plain(&program));
+    assert!(output.stdout.contains(" checks, 0 failed"), "{}", output.stdout);
+    if let Some(mut command) = valgrind(&program) {
+        ffi_tests::run::clean_env(&mut command);
+        succeeds(command);
+    }
+}
+
+#[test]
+fn every_byte_of_every_tensor_is_the_files_in_every_place_mapped_and_not() {
+    let scratch = Scratch::new();
+    let program = peer(&scratch, "loader_peer");
+    let model = small();
+    for (place, mapped, unmapped) in [("CPU_MMAP", "mapped", "pageable"), ("ARENA", "arena", "arena")] {
+        let rule = format!("exps={place}");
+        experts_are_in(&load(&program, &scratch, &model, &["--rules", &rule], &[]), place, mapped, "rule_host");
+        experts_are_in(&load(&program, &scratch, &model, &["--rules", &rule, "--no-mmap"], &[]), place, unmapped, "rule_host");
+        experts_are_in(&load(&program, &scratch, &model, &["--rules", &rule, "--no-mmap", "--cancel"], &[]), place, unmapped, "rule_host");
+    }
+    let output = valgrind(&program).map(|mut command| {
+        command.arg(&model).args(["--rules", "exps=ARENA,attn=CPU_MMAP"]).env("BERTH_ARENA_DIR", scratch.path().join("arena"));
+        succeeds(command)
+    });
+    assert!(output.is_none_or(|o| !o.stdout.contains("DIFFERENT")));
+}
+
+#[test]
+fn pinned_memory_that_cannot_be_had_stays_in_the_mapping_or_becomes_pageable() {
+    if ["/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/usr/lib64/libcuda.so.1"].iter().any(|p| Path::new(p).exists()) {
+        ffi_tests::skip::skipped("pinned memory that cannot be had", "this machine has a CUDA driver");
+        return;
+    }
+    let scratch = Scratch::new();
+    let program = peer(&scratch, "loader_peer");
+    let model = small();
+    let mapped = load(&program, &scratch, &model, &["--rules", "exps=CUDA_Host"], &[]);
+    experts_are_in(&mapped, "CUDA_Host", "mapped", "fallback_mapped");
+    assert_eq!(mapped.stderr.matches("asked for CUDA_Host, got mapped memory").count(), 1, "{}", mapped.stderr);
+    let pageable = load(&program, &scratch, &model, &["--rules", "exps=CUDA_Host", "--no-mmap"], &[]);
+    experts_are_in(&pageable, "CUDA_Host", "pageable", "fallback_pageable");
+    assert_eq!(pageable.stderr.matches("asked for CUDA_Host, got pageable memory").count(), 1, "{}", pageable.stderr);
+
+    let mut strict = plain(&program);
+    strict.arg(&model).args(["--rules", "exps=CUDA_Host"]).env("BERTH_STRICT", "1");
+    let refused = ffi_tests::run::run(strict, std::time::Duration::from_secs(60)).unwrap();
+    assert_eq!(refused.status.and_then(|s| s.code()), Some(1), "{}", refused.stderr);
+    assert!(refused.stdout.contains("ERROR berth_loader_alloc: 5 ") && refused.stdout.contains("BERTH_STRICT"), "{}", refused.stdout);
+}
+
+#[test]
+fn a_model_in_three_files_is_loaded_from_all_of_them() {
+    let scratch = Scratch::new();
+    let program = peer(&scratch, "loader_peer");
+    let parts = gguf::split::split(&small(), scratch.path(), 3).unwrap_or_else(|e| panic!("{e:#}"));
+    let mut args = vec![];
+    for part in &parts {
+        args.extend(["--part", part.to_str().unwrap()]);
+    }
+    for extra in [&["--rules", "exps=ARENA"][..], &["--rules", "exps=CPU_MMAP"], &["--rules", "exps=ARENA", "--no-mmap"]] {
+        let all: Vec<&str> = args.iter().copied().chain(extra.iter().copied()).collect();
+        let loaded = load(&program, &scratch, &parts[0], &all, &[]);
+        assert_eq!(loaded.lines.len(), gguf::Gguf::open(&small()).unwrap().tensors().len());
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_or_gone_is_an_error_that_names_it() {
+    let scratch = Scratch::new();
+    let program = peer(&scratch, "loader_peer");
+    let cut = scratch.path().join("cut.gguf");
+    let whole = fs::read(small()).unwrap();
+    fs::write(&cut, &whole[..whole.len() - 1]).unwrap();
+    for (path, status) in [(cut.as_path(), 12), (Path::new("/nonexistent/m.gguf"), 11), (scratch.path(), 3), (Path::new("/dev/null"), 12)] {
+        let mut command = plain(&program);
+        command.arg(path);
+        let output = ffi_tests::run::run(command, std::time::Duration::from_secs(60)).unwrap();
+        assert_eq!(output.status.and_then(|s| s.code()), Some(1), "{}", output.stderr);
+        let want = format!("ERROR berth_loader_open: {status} ");
+        assert!(output.stdout.contains(&want) && output.stdout.contains(path.to_str().unwrap()), "{want}: {}", output.stdout);
+    }
+}

@@ -1,0 +1,172 @@
+//! `berth explain`: where every tensor of a model would go, and why, before anything is loaded.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use berth::gguf::Model;
+use berth::memory::system;
+use berth::placement::{Device, Explanation, Facts, Load, Machine, Repack, Rules, Targets, render};
+use clap::{ArgMatches, Command, FromArgMatches};
+
+/// The model and the options of llama.cpp that decide about places.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The model (the first part of a split one).
+    model: PathBuf,
+    #[command(flatten)]
+    rules: RuleArgs,
+    /// The model is read, not mapped (llama.cpp's --load-mode none).
+    #[arg(long)]
+    no_mmap: bool,
+    /// Devices, as NAME or NAME:HOST_TYPE, in llama.cpp's order; for example CUDA0:CUDA_Host.
+    #[arg(long = "device", value_name = "NAME[:HOST]")]
+    devices: Vec<String>,
+    /// Layers on the devices (-ngl) [default: all, if there is a device].
+    #[arg(long, short_alias = 'g', value_name = "N")]
+    gpu: Option<u32>,
+    /// The CPU backend does not interleave weights (llama.cpp's --no-repack).
+    #[arg(long, visible_alias = "nr")]
+    no_repack: bool,
+    /// List every tensor, not only what differs.
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Write a map of the model as one self-contained page.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Fail if a rule matches nothing, or a place cannot be honoured.
+    #[arg(long)]
+    strict: bool,
+}
+
+/// The rules in the order they were typed, which decides.
+#[derive(Debug, Default)]
+struct RuleArgs(Vec<RuleArg>);
+
+#[derive(Debug)]
+enum RuleArg {
+    Override(String),
+    CpuMoe,
+    NCpuMoe(u32),
+    NCpuFfn(u32),
+}
+
+#[derive(clap::Args)]
+struct Declared {
+    /// Rules: PATTERN=PLACE, comma-separated; places are CPU, CPU_MMAP, CUDA_Host, ARENA and the devices.
+    #[arg(long = "override-tensor", visible_alias = "ot", value_name = "RULES")]
+    overrides: Vec<String>,
+    /// All experts to CPU.
+    #[arg(long, action = clap::ArgAction::Append, num_args = 0, default_missing_value = "true", value_name = "")]
+    cpu_moe: Vec<bool>,
+    /// The experts of the first N layers to CPU.
+    #[arg(long, value_name = "N")]
+    n_cpu_moe: Vec<u32>,
+    /// The dense feed-forward weights of the first N layers to CPU.
+    #[arg(long, value_name = "N")]
+    n_cpu_ffn: Vec<u32>,
+}
+
+impl clap::Args for RuleArgs {
+    fn augment_args(command: Command) -> Command {
+        Declared::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Declared::augment_args(command)
+    }
+}
+
+impl FromArgMatches for RuleArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let declared = Declared::from_arg_matches(matches)?;
+        let at = |id: &str| matches.indices_of(id).into_iter().flatten().collect::<Vec<_>>();
+        let mut all: Vec<(usize, RuleArg)> = Vec::new();
+        all.extend(at("overrides").into_iter().zip(declared.overrides.into_iter().map(RuleArg::Override)));
+        all.extend(at("cpu_moe").into_iter().zip(declared.cpu_moe.iter().map(|_| RuleArg::CpuMoe)));
+        all.extend(at("n_cpu_moe").into_iter().zip(declared.n_cpu_moe.into_iter().map(RuleArg::NCpuMoe)));
+        all.extend(at("n_cpu_ffn").into_iter().zip(declared.n_cpu_ffn.into_iter().map(RuleArg::NCpuFfn)));
+        all.sort_by_key(|(index, _)| *index);
+        Ok(RuleArgs(all.into_iter().map(|(_, rule)| rule).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// llama.cpp's own spelling of options that clap would read as a row of letters.
+pub(crate) fn long_spelling(arg: OsString) -> OsString {
+    const STOCK: [(&str, &str); 7] = [
+        ("-ot", "--override-tensor"),
+        ("-cmoe", "--cpu-moe"),
+        ("-ncmoe", "--n-cpu-moe"),
+        ("-ncffn", "--n-cpu-ffn"),
+        ("-ngl", "--gpu"),
+        ("-nr", "--no-repack"),
+        ("-dev", "--device"),
+    ];
+    STOCK.iter().find(|(short, _)| arg == *short).map_or(arg, |(_, long)| OsString::from(long))
+}
+
+/// Prints the explanation.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match explain(args) {
+        Ok(code) => code,
+        Err(message) => {
+            eprintln!("berth explain: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn explain(args: &Args) -> Result<ExitCode, String> {
+    let devices: Vec<(&str, Option<&str>)> =
+        args.devices.iter().map(|d| d.split_once(':').map_or((d.as_str(), None), |(name, host)| (name, Some(host)))).collect();
+    let mut rules = Rules::new(Targets::new(devices.iter().map(|d| d.0)));
+    for arg in &args.rules.0 {
+        let added = match arg {
+            RuleArg::Override(text) => rules.parse(text),
+            RuleArg::CpuMoe => rules.cpu_moe(),
+            RuleArg::NCpuMoe(n) => rules.n_cpu_moe(*n),
+            RuleArg::NCpuFfn(n) => rules.n_cpu_ffn(*n),
+        };
+        added.map_err(|e| format!("{e}\n{}", e.excerpt()))?;
+    }
+    let model = Model::open(&args.model).map_err(|e| e.to_string())?;
+    let load = Load {
+        mmap: !args.no_mmap,
+        devices: devices.iter().map(|(name, host)| Device::new(name, *host, 1.0)).collect(),
+        gpu_layers: args.gpu,
+        repack: if args.no_repack { Repack::Off } else { repack() },
+        ..Facts::of(model.header()).load()
+    };
+    let machine = Machine { available: system::ram().map(|r| r.available), memlock: system::memlock_limit() };
+    let explained = Explanation::of_model(&model, &rules, &load, machine).map_err(|e| e.to_string())?;
+    if let Some(path) = &args.html {
+        std::fs::write(path, render::html(&explained)).map_err(|e| format!("{}: {e}", path.display()))?;
+        eprintln!("wrote {}", path.display());
+    }
+    if args.json {
+        println!("{}", render::json(&explained));
+    } else {
+        print!("{}", render::table(&explained, args.all));
+    }
+    let idle = explained.rules.iter().any(|r| r.is_idle());
+    Ok(if args.strict && (idle || explained.has_unhonoured()) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What stock's CPU backend would interleave on this machine.
+fn repack() -> Repack {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+        return Repack::Avx512;
+    } else if is_x86_feature_detected!("avx2") {
+        return Repack::Avx2;
+    }
+    Repack::Off
+}
