@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::config;
 use crate::error::{Error, Result};
 use crate::log;
+use crate::memory::system;
 
 /// How many freed buffers are remembered.
 const FREED_KEPT: usize = 256;
@@ -253,6 +254,7 @@ fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     if std::fs::metadata(path).is_ok_and(|target| !target.is_file()) {
         return Err(Error::invalid(format!("{} leads to something that is not a regular file", path.display())));
     }
+    system::within_file_limit(content.len())?;
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}.tmp", std::process::id()));
     let temporary = PathBuf::from(temporary);

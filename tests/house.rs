@@ -11,7 +11,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("log", &[]),
     ("config", &["error", "log"]),
-    ("report", &["error", "log", "config"]),
+    ("report", &["error", "log", "config", "memory"]),
     ("abi", &["error", "log"]),
     ("memory", &["error"]),
     ("gguf", &[]),

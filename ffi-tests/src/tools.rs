@@ -21,6 +21,9 @@ pub struct Tool {
 pub const TOOLS: &[Tool] = &[
     Tool { name: "cc", other_names: &["gcc", "clang"], apt: "gcc", needed_for: "C harnesses and host builds" },
     Tool { name: "c++", other_names: &["g++", "clang++"], apt: "g++", needed_for: "host builds" },
+    Tool { name: "clang", other_names: &[], apt: "clang", needed_for: "the C examples with a second compiler" },
+    Tool { name: "make", other_names: &["gmake"], apt: "make", needed_for: "the C examples" },
+    Tool { name: "setpriv", other_names: &[], apt: "util-linux", needed_for: "tests that give up rights, limits or mounts" },
     Tool { name: "cmake", other_names: &[], apt: "cmake", needed_for: "host builds" },
     Tool { name: "ninja", other_names: &["ninja-build"], apt: "ninja-build", needed_for: "host builds" },
     Tool { name: "npm", other_names: &[], apt: "npm", needed_for: "the node-llama-cpp hosts" },

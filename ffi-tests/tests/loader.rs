@@ -21,11 +21,9 @@ fn peer(scratch: &Scratch, name: &str) -> PathBuf {
         std::os::unix::fs::symlink(&library, &soname).unwrap();
     }
     let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../include");
-    Compile::with("cc", &["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1"])
-        .arg("-I")
-        .arg(include)
-        .arg(source(&format!("{name}.c")))
-        .arg(&soname)
+    Compile::c("cc")
+        .args(["-Wpedantic", "-I"])
+        .args([include, source(&format!("{name}.c")), soname])
         .arg(format!("-Wl,-rpath,{}", scratch.path().display()))
         .to(scratch.path().join(name))
 }
@@ -48,8 +46,9 @@ struct Loaded {
 }
 
 fn load(program: &Path, scratch: &Scratch, model: &Path, args: &[&str], env: &[(&str, &str)]) -> Loaded {
+    let arena = if scratch.path().join("arena").exists() { scratch.path().join("arena") } else { scratch.dir("arena") };
     let mut command = plain(program);
-    command.arg(model).args(args).env("BERTH_ARENA_DIR", scratch.path().join("arena"));
+    command.arg(model).args(args).env("BERTH_ARENA_DIR", &arena);
     command.envs(env.iter().copied());
     let output = succeeds(command);
     let parse = |line: &str| {
@@ -68,7 +67,7 @@ fn load(program: &Path, scratch: &Scratch, model: &Path, args: &[&str], env: &[(
     assert!(!lines.is_empty(), "{}", output.stdout);
     let different: Vec<&Line> = lines.iter().filter(|l| !l.same).collect();
     assert!(different.is_empty(), "bytes differ from the file's: {different:?}");
-    let left = fs::read_dir(scratch.path().join("arena")).map_or(0, |d| d.count());
+    let left = fs::read_dir(&arena).unwrap().count();
     assert_eq!(left, 0, "a file was left in the arena directory");
     Loaded { lines, stderr: output.stderr }
 }

@@ -477,6 +477,22 @@ fn a_report_that_cannot_be_written_is_one_error_line_and_the_host_goes_on() {
 }
 
 #[test]
+fn a_report_beyond_the_file_limit_is_one_error_line_and_no_signal() {
+    let Some(mut place) = Place::new() else { return };
+    place.around = Around::FileLimit(100);
+    if !place.around.works() {
+        return;
+    }
+    let report = place.path("report.json");
+    let place = Place { rules: &["exps=CPU_MMAP"], ..place }.env("BERTH_REPORT", &report);
+    let output = place.run_without_trace();
+    place.went_on(&output, "a file limit of 100 bytes");
+    let lines = ours(&output);
+    assert!(matches!(lines.as_slice(), [line] if line.contains("BERTH_REPORT") && line.contains("RLIMIT_FSIZE")), "{lines:?}");
+    assert!(!report.exists());
+}
+
+#[test]
 fn a_report_replaces_a_link_and_leaves_what_it_led_to() {
     let Some(place) = Place::new() else { return };
     fs::write(place.path("precious"), "precious").unwrap();

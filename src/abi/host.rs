@@ -137,7 +137,8 @@ impl Host {
         let version = Version::parse(&text).ok_or_else(|| mismatch(format!("ggml_version() says {text:?}, which is no version")))?;
         let (layout, unknown) = Layout::choose(version, found.has_2d, found.has_alloc_n)?;
         let ops = check::tensor_and_ops(&found.api).map_err(|e| mismatch(format!("ggml {version}: {e}")))?;
-        let host = Host { version, layout, api: found.api, ops, file: found.file, buffer_init: found.buffer_init, log: found.log };
+        let host = Host { version, layout, api: found.api, ops, file: found.file.clone(), buffer_init: found.buffer_init, log: found.log };
+        found.keep();
         host.take_log();
         if unknown {
             log::warning!("ggml {version} is newer than any that Berth was compared with; its structures look right, so it is accepted");

@@ -85,6 +85,14 @@ pub(super) struct Found {
     pub(super) log: Option<unsafe extern "C" fn(c_int, *const c_char, ...)>,
     /// File that defines them.
     pub(super) file: PathBuf,
+    object: Object,
+}
+
+impl Found {
+    /// Keeps the functions mapped until the process ends: Berth's log goes through them even when their own program has closed them.
+    pub(super) fn keep(self) {
+        self.object.into_handle();
+    }
 }
 
 /// Finds the ggml of the code that called into this library.
@@ -103,7 +111,7 @@ pub(super) fn find() -> Result<Found> {
     if object.symbol(c"ggml_version").is_none() {
         return Err(mismatch(format!("found a ggml older than 0.9.0 (it has no ggml_version) in {}", object.name())));
     }
-    Ok(Found { api: Api::find(&object)?, buffer_init, has_2d, has_alloc_n, log, file: object.file.clone() })
+    Ok(Found { api: Api::find(&object)?, buffer_init, has_2d, has_alloc_n, log, file: object.file.clone(), object })
 }
 
 /// A library that this process opened by itself, to look at it.
@@ -188,10 +196,11 @@ impl Object {
         self.file.display().to_string()
     }
 
+    /// The handle, which stays open.
     fn into_handle(self) -> *mut c_void {
-        let handle = self.handle;
-        std::mem::forget(self);
-        handle
+        let mut kept = std::mem::ManuallyDrop::new(self);
+        drop(std::mem::take(&mut kept.file));
+        kept.handle
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_int};
 
-use super::Instance;
+use super::{Instance, Kind};
 use crate::abi::*;
 use crate::log;
 
@@ -12,7 +12,7 @@ use crate::log;
 static GUID: [u8; 16] = [0x3e, 0x0b, 0x1c, 0x8f, 0x5a, 0x2d, 0x4e, 0x61, 0x9b, 0x47, 0xd1, 0x70, 0xc2, 0x96, 0x0a, 0xe5];
 
 const V1: ggml_backend_i_v1 = ggml_backend_i_v1 {
-    get_name: Some(get_name),
+    get_name: Some(get_name::<ggml_backend_i_v1>),
     free: Some(free::<ggml_backend_i_v1>),
     set_tensor_async: None,
     get_tensor_async: None,
@@ -29,7 +29,7 @@ const V1: ggml_backend_i_v1 = ggml_backend_i_v1 {
 };
 
 const V2: ggml_backend_i_v2 = ggml_backend_i_v2 {
-    get_name: Some(get_name),
+    get_name: Some(get_name::<ggml_backend_i_v2>),
     free: Some(free::<ggml_backend_i_v2>),
     set_tensor_async: None,
     get_tensor_async: None,
@@ -59,8 +59,15 @@ pub(super) fn new(instance: &'static Instance, device: *mut ggml_backend_device)
     }
 }
 
-unsafe extern "C" fn get_name(_: *mut ggml_backend) -> *const c_char {
-    guard("backend get_name", c"BERTH".as_ptr(), || c"BERTH".as_ptr())
+unsafe extern "C" fn get_name<I>(backend: *mut ggml_backend) -> *const c_char {
+    guard("backend get_name", c"BERTH".as_ptr(), || {
+        // SAFETY: the host passes a backend made by `boxed` with this layout, whose context is the instance and whose device is ours.
+        let (instance, device) = unsafe {
+            let backend = &*backend.cast::<ggml_backend_of<I>>();
+            (&*backend.context.cast::<Instance>(), backend.device)
+        };
+        instance.kind_of(device).map_or(c"BERTH", Kind::device_name).as_ptr()
+    })
 }
 
 unsafe extern "C" fn free<I>(backend: *mut ggml_backend) {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{HUGE_PAGE, round_up};
+use super::{HUGE_PAGE, round_up, system};
 use crate::error::{Error, Result, Status};
 
 /// A directory that arena files may go to, checked when it was opened.
@@ -155,7 +155,7 @@ impl Arena {
     /// [`Status::NoSpace`] if the file system has too little free, [`Status::Io`] or [`Status::OutOfMemory`] if the kernel refuses.
     pub fn new(directory: &Directory, capacity: usize) -> Result<Arc<Arena>> {
         let capacity = round_up(capacity, HUGE_PAGE)?;
-        within_file_limit(capacity)?;
+        system::within_file_limit(capacity)?;
         let free = directory.free_bytes()?;
         if capacity as u64 > free {
             let place = directory.path.display();
@@ -198,18 +198,6 @@ impl Drop for Arena {
         // SAFETY: exactly the mapping made in `new`, unmapped once; no slice is left, each holds a reference.
         unsafe { libc::munmap(self.base.cast(), self.capacity) };
     }
-}
-
-/// Whether this process may make files of that size: beyond its limit the kernel would not only refuse, but end the process with SIGXFSZ.
-fn within_file_limit(len: usize) -> Result<()> {
-    // SAFETY: an all-zero rlimit is valid.
-    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
-    // SAFETY: `limit` is writable.
-    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0 && len as u64 > limit.rlim_cur {
-        let largest = limit.rlim_cur;
-        return Err(Error::new(Status::NoSpace, format!("files may have {largest} bytes here (RLIMIT_FSIZE), {len} are needed")));
-    }
-    Ok(())
 }
 
 /// Gives the file its size with every block allocated.

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 
 /// Bytes of RAM, from `/proc/meminfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +81,20 @@ pub fn memlock_limit() -> Option<u64> {
     // SAFETY: `limit` is writable.
     let ok = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0;
     if ok && limit.rlim_cur != libc::RLIM_INFINITY { Some(limit.rlim_cur) } else { None }
+}
+
+/// Whether this process may make files of that size: beyond its limit the kernel would not only refuse, but end the process with SIGXFSZ.
+///
+/// # Errors
+/// [`Status::NoSpace`] with both sizes.
+pub fn within_file_limit(len: usize) -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is writable.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0 && len as u64 > limit.rlim_cur {
+        let largest = limit.rlim_cur;
+        return Err(Error::new(Status::NoSpace, format!("files may have {largest} bytes here (RLIMIT_FSIZE), {len} are needed")));
+    }
+    Ok(())
 }
 
 /// The kernel's mode of transparent huge pages: `always`, `madvise` or `never`.
