@@ -14,13 +14,28 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("report", &["error", "log", "config"]),
     ("abi", &["error", "log"]),
     ("memory", &["error"]),
+    ("moe", &["error"]),
     ("buffers", &["error", "log", "config", "report", "abi", "memory"]),
     ("backend", &["error", "log", "config", "report", "abi", "buffers"]),
     ("capi", &["error", "log", "config", "report", "abi", "memory", "buffers", "backend"]),
 ];
 
 /// Where `unsafe` may stand.
-const MAY_BE_UNSAFE: &[&str] = &["abi/", "memory/", "buffers/vtable.rs", "buffers/tensors.rs", "backend/", "capi/"];
+const MAY_BE_UNSAFE: &[&str] = &[
+    "abi/",
+    "memory/",
+    "buffers/vtable.rs",
+    "buffers/tensors.rs",
+    "backend/",
+    "capi/",
+    "moe/acts.rs",
+    "moe/args.rs",
+    "moe/blocks.rs",
+    "moe/kernels/",
+    "moe/pool.rs",
+    "moe/shared.rs",
+    "moe/tests.rs",
+];
 
 /// What a function that C calls may consist of: one call of one of these, all of which catch panics.
 const GUARDS: &[&str] = &["guard", "status", "pointer"];
