@@ -1,8 +1,9 @@
 //! The operation as a whole, against f64 and against itself.
 //!
 //! The reference multiplies the decoded weights in f64 and applies the formula; the operation also rounds tokens and intermediate values to
-//! 8 bits, so the two differ by the noise of that: the bound on the normalised mean square error is the one that ggml's own test uses for
-//! `MUL_MAT_ID`, 5e-4. Exactness beyond that noise is the business of `kernels/tests.rs`.
+//! 8 bits, so the two differ by the noise of that. Intermediate values are products of two sums: of 256, the largest is some 10 times their
+//! root mean square, which makes a step of 10/127 of it, and a normalised mean square error of (10/127)^2 / 12 = 5e-4; the bound is four
+//! times that. Exactness beyond the noise is the business of `kernels/tests.rs`.
 
 use super::testing::{Aligned, Rng, reference, tiers, weights};
 use super::*;
@@ -109,7 +110,7 @@ fn nmse(got: &[f32], want: &[f64]) -> f64 {
     error / want.iter().map(|w| w * w).sum::<f64>().max(1e-30)
 }
 
-const BOUND: f64 = 5e-4;
+const BOUND: f64 = 2e-3;
 
 #[test]
 fn every_type_in_every_tier_is_close_to_f64() {

@@ -7,6 +7,7 @@
 //! for one (row, column) does not depend on which others are in the call.
 
 #[cfg(target_arch = "x86_64")]
+#[expect(clippy::needless_range_loop, reason = "an index counts columns, panels or groups in several arrays at once")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[expect(clippy::needless_range_loop, reason = "an index counts columns, panels or groups in several arrays at once")]
@@ -14,6 +15,8 @@ mod avx512;
 mod scalar;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod words;
 
 use super::activation::Activation;
 use super::acts::{ActFormat, ActRow, ActRowMut, Line};

@@ -9,8 +9,7 @@ use crate::moe::acts::{self, Act32, Act256, ActFloat, ActRow};
 use crate::moe::blocks::*;
 use crate::moe::dequant::Dequant;
 
-pub(super) static KERNELS: Table = KERNELS_COPY;
-pub(super) const KERNELS_COPY: Table = Table {
+pub(super) static KERNELS: Table = Table {
     mul: [
         mul::<BlockF32>,
         mul::<BlockF16>,

@@ -170,10 +170,16 @@ fn extreme_codes_and_activations_stay_exact() {
             for columns in [1, 3, 6] {
                 let x: Vec<f32> = (0..512 * columns).map(|i| if columns == 3 && i % 2 == 0 { -1.0 } else { 1.0 }).collect();
                 let case = Case::new(kernels[0], matrix.slice(0, 0, 9), &x);
+                // Codes of 0 do not show in `max |w|`, but their offset was added and subtracted: at most 128 times a scale of 1/8, 512 times.
+                let offset = 512.0 * 16.0 * (512 / 32 + 24) as f64 * 2f64.powi(-24);
                 for kernels in &kernels {
                     for (got, (want, tolerance)) in case.mul(*kernels).into_iter().zip(case.exact()) {
                         let tier = kernels.isa().tier().name();
-                        assert!((f64::from(got) - want).abs() <= tolerance, "{tier} {} all {fill:#x}: {got} for {want}", ty.name());
+                        assert!(
+                            (f64::from(got) - want).abs() <= tolerance + offset,
+                            "{tier} {} all {fill:#x}: {got} for {want}",
+                            ty.name()
+                        );
                     }
                 }
             }

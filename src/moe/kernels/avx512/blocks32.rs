@@ -4,8 +4,8 @@
 //! panels.
 //!
 //! Codes come out unsigned. A register holds two blocks; its eight-lane halves are scaled by the product of the two f32 scales, which are
-//! computed for eight blocks at once and spread with `vpermps`. The offset of a format, or its mins, is one FMA per eight blocks, with the
-//! scaled sums that the activations carry.
+//! computed for eight blocks at once and spread with `vpermps`. Mins are one FMA per eight blocks with the scaled sums that the activations carry, and so are
+//! offsets: an offset is a min of minus the offset times the scale.
 
 use std::arch::x86_64::*;
 
@@ -182,9 +182,12 @@ impl Blocks32 for BlockMxfp4 {
     unsafe fn codes(blocks: &[Self]) -> Codes {
         let codes = nibbles(blocks, |b| &b.qs);
         let w = each(|i| look_up(&FP4_VALUES, 12, codes[i]));
-        let e: [u8; 16] = each(|i| if i < 8 && i < blocks.len() { blocks[i].e } else { 0 });
+        let mut bytes = 0u64;
+        for (i, b) in blocks.iter().take(8).enumerate() {
+            bytes |= u64::from(b.e) << (8 * i);
+        }
         // `e8m0_half`, eight at once.
-        let e = _mm256_cvtepu8_epi32(load16(&e));
+        let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(opaque(bytes) as i64));
         let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
         let small = _mm256_cmplt_epi32_mask(e, _mm256_set1_epi32(2));
         let bits = _mm256_mask_sllv_epi32(normal, small, _mm256_set1_epi32(0x0020_0000), e);
@@ -210,7 +213,7 @@ impl Blocks32 for BlockIq4Xs {
         let high = _mm256_slli_epi32::<4>(_mm256_set1_epi32(i32::from(u16::from_le_bytes(b.scales_h))));
         let high = _mm256_and_si256(_mm256_srlv_epi32(high, _mm256_slli_epi32::<1>(index)), _mm256_set1_epi32(48));
         let scales = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
-        let d = _mm256_set1_ps(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(b.d.bits())))));
+        let d = _mm256_set1_ps(half(b.d));
         Codes { w, d: _mm256_mul_ps(_mm256_cvtepi32_ps(scales), d), m: _mm256_setzero_ps() }
     }
 }
@@ -218,40 +221,48 @@ impl Blocks32 for BlockIq4Xs {
 /// How far ahead of the blocks in work weights are prefetched, in bytes.
 const AHEAD: usize = 2048;
 
-/// Sums of `N` columns: two chains of FMAs each, and the correction.
+/// Sums of `N` columns: two chains of FMAs each, and the mins (or scales, for the offset). They go in and out of functions by value, so that they stay in registers.
+#[derive(Clone, Copy)]
 struct Sums<const N: usize> {
     even: [__m512; N],
     odd: [__m512; N],
-    fix: [__m256; N],
+    mins: [__m256; N],
+}
+
+/// Indices that give the lower half of register `i` entry 2i of eight, the upper half entry 2i + 1.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn pair(i: usize) -> __m512i {
+    let (low, high) = (0x1_0000_0001 * 2 * i as i64, 0x1_0000_0001 * (2 * i as i64 + 1));
+    _mm512_set_epi64(high, high, high, high, low, low, low, low)
 }
 
 /// Adds the products of up to 256 weights.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn add<B: Blocks32, const N: usize>(sums: &mut Sums<N>, blocks: &[B], acts: [&Act32; N]) {
+fn add<B: Blocks32, const N: usize>(mut sums: Sums<N>, blocks: &[B], acts: [&Act32; N]) -> Sums<N> {
     // SAFETY: this function has the instructions.
     let codes = unsafe { B::codes(blocks) };
     for n in 0..N {
         let a = acts[n];
         let q = a.q.as_chunks::<64>().0;
         let d = _mm512_castps256_ps512(_mm256_mul_ps(codes.d, floats8(&a.d)));
-        let scale = |i: i32| {
-            _mm512_permutexvar_ps(
-                _mm512_add_epi32(
-                    _mm512_set1_epi32(2 * i),
-                    _mm512_set_epi64(0x1_0000_0001, 0x1_0000_0001, 0x1_0000_0001, 0x1_0000_0001, 0, 0, 0, 0),
-                ),
-                d,
-            )
-        };
+        let scale = |i: usize| _mm512_permutexvar_ps(pair(i), d);
         let dot = |i: usize| _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), codes.w[i], load64(&q[i])));
         sums.even[n] = _mm512_fmadd_ps(dot(0), scale(0), sums.even[n]);
         sums.odd[n] = _mm512_fmadd_ps(dot(1), scale(1), sums.odd[n]);
         sums.even[n] = _mm512_fmadd_ps(dot(2), scale(2), sums.even[n]);
         sums.odd[n] = _mm512_fmadd_ps(dot(3), scale(3), sums.odd[n]);
-        let factor = if B::OFFSET == 0 { codes.m } else { codes.d };
-        sums.fix[n] = _mm256_fmadd_ps(factor, floats8(&a.s), sums.fix[n]);
+        sums.mins[n] = _mm256_fmadd_ps(if B::OFFSET == 0 { codes.m } else { codes.d }, floats8(&a.s), sums.mins[n]);
     }
+    sums
+}
+
+/// The last blocks of a row, if they are fewer than eight: apart, so that the code for eight is compiled for exactly eight.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn add_rest<B: Blocks32, const N: usize>(sums: Sums<N>, blocks: &[B], acts: [&Act32; N]) -> Sums<N> {
+    add(sums, blocks, acts)
 }
 
 /// Rows times `N` columns.
@@ -267,21 +278,21 @@ pub(super) fn few<B: Blocks32, const N: usize>(m: &mut Mul<'_>) {
         let columns: [&[Act32]; N] = each(|n| &columns[n][..count]);
         let fetch = ahead.at(r * stride + AHEAD);
         let zero = _mm512_setzero_ps();
-        let mut sums = Sums { even: [zero; N], odd: [zero; N], fix: [_mm256_setzero_ps(); N] };
+        let mut sums = Sums { even: [zero; N], odd: [zero; N], mins: [_mm256_setzero_ps(); N] };
         let whole = row.chunks_exact(B::PER_256);
         let rest = whole.remainder();
         for (i, blocks) in whole.enumerate() {
             let bytes = B::PER_256 * size_of::<B>();
             prefetch(fetch.wrapping_add(i * bytes), bytes);
-            add(&mut sums, blocks, each(|n| &columns[n][i]));
+            sums = add(sums, blocks, each(|n| &columns[n][i]));
         }
         if !rest.is_empty() {
-            add(&mut sums, rest, each(|n| &columns[n][count - 1]));
+            sums = add_rest(sums, rest, each(|n| &columns[n][count - 1]));
         }
         for n in 0..N {
             let factor = if B::OFFSET == 0 { 1.0 } else { -B::OFFSET as f32 };
-            let fix = _mm512_zextps256_ps512(_mm256_mul_ps(sums.fix[n], _mm256_set1_ps(factor)));
-            m.out[n * m.stride + r] = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums.even[n], sums.odd[n]), fix));
+            let mins = _mm512_zextps256_ps512(_mm256_mul_ps(sums.mins[n], _mm256_set1_ps(factor)));
+            m.out[n * m.stride + r] = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums.even[n], sums.odd[n]), mins));
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::arch::x86_64::*;
 
+pub(super) use super::super::words::*;
 use crate::moe::acts::Line;
 
 /// `[f(0), f(1), ..]`. As the library's `from_fn`, but compiled with this tier's instructions: functions of the library are not, so the
@@ -73,16 +74,16 @@ pub(super) fn words8(from: &[i16; 8]) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) fn halves16(from: &[u16; 16]) -> __m512 {
-    // SAFETY: an array of 32 bytes; the load has no alignment.
-    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(from.as_ptr().cast()) })
+    let (low, high) = from.split_at(8);
+    let part = |w: &[u16]| eight_words(&[w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]]);
+    _mm512_cvtph_ps(_mm256_set_m128i(part(high), part(low)))
 }
 
 /// 8 halves as floats.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) fn halves8(from: &[u16; 8]) -> __m256 {
-    // SAFETY: an array of 16 bytes; the load has no alignment.
-    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(from.as_ptr().cast()) })
+    _mm256_cvtph_ps(eight_words(from))
 }
 
 /// 16 words of 32 bits.

@@ -41,13 +41,6 @@ pub(super) trait Super: Block {
     unsafe fn codes(&self) -> Codes;
 }
 
-/// One half as f32.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn half(h: Half) -> f32 {
-    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(h.bits()))))
-}
-
 /// Counts for shifting the lower and upper 256 bits differently.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
