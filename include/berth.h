@@ -61,6 +61,14 @@ enum berth_status {
      * A defect of Berth itself, caught before it could reach the host.
      */
     BERTH_STATUS_INTERNAL = 8,
+    /**
+     * The CUDA driver refused an operation.
+     */
+    BERTH_STATUS_DRIVER = 9,
+    /**
+     * The caller's own function asked to stop.
+     */
+    BERTH_STATUS_CANCELLED = 10,
 };
 
 /**

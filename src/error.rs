@@ -26,11 +26,15 @@ pub enum Status {
     Config = 7,
     /// A defect of Berth itself, caught before it could reach the host.
     Internal = 8,
+    /// The CUDA driver refused an operation.
+    Driver = 9,
+    /// The caller's own function asked to stop.
+    Cancelled = 10,
 }
 
 impl Status {
     /// Every status, for tables and tests.
-    pub const ALL: [Status; 9] = [
+    pub const ALL: [Status; 11] = [
         Status::Ok,
         Status::InvalidArgument,
         Status::OutOfMemory,
@@ -40,6 +44,8 @@ impl Status {
         Status::HostMismatch,
         Status::Config,
         Status::Internal,
+        Status::Driver,
+        Status::Cancelled,
     ];
 
     /// One English phrase, without a full stop.
@@ -54,6 +60,8 @@ impl Status {
             Status::HostMismatch => c"no ggml in this process that fits",
             Status::Config => c"bad value in the environment",
             Status::Internal => c"internal error in berth",
+            Status::Driver => c"refused by the CUDA driver",
+            Status::Cancelled => c"cancelled",
         }
     }
 
@@ -117,10 +125,10 @@ mod tests {
     #[test]
     fn status_numbers_are_those_of_the_first_release() {
         let numbers: Vec<i32> = Status::ALL.iter().map(|s| *s as i32).collect();
-        assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
         assert!(Status::ALL.iter().all(|s| Status::from_code(*s as i32) == Some(*s)));
         assert_eq!(Status::from_code(-1), None);
-        assert_eq!(Status::from_code(9), None);
+        assert_eq!(Status::from_code(11), None);
     }
 
     #[test]

@@ -22,6 +22,8 @@ const FREED_KEPT: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
+    /// The kernel has no memory left.
+    NoMemory,
     /// There is no CUDA driver, or no device.
     NoCudaDriver,
     /// The CUDA driver refused the allocation.

@@ -103,6 +103,34 @@ pub(super) fn find() -> Result<Found> {
     Ok(Found { api: Api::find(&object)?, buffer_init, has_2d, log, file: object.file.clone() })
 }
 
+/// A library that this process opened by itself, to look at it.
+pub struct Library(Object);
+
+/// Opens a library as a host's loader would (`RTLD_LOCAL`): its constructors run.
+///
+/// # Errors
+/// [`Status::HostMismatch`] with the loader's own words if it cannot be opened.
+pub fn open_library(file: &std::path::Path) -> Result<Library> {
+    let name = CString::new(file.as_os_str().as_bytes()).map_err(|_| Error::invalid("a path with a NUL byte"))?;
+    // SAFETY: `name` is NUL-terminated. What the library's constructors do is what they do in every program that links it.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() {
+        // SAFETY: no arguments; the text is valid until the next call of the loader on this thread.
+        let text = unsafe { libc::dlerror() };
+        // SAFETY: dlerror returns NULL or NUL-terminated text.
+        let text = if text.is_null() { "unknown".into() } else { unsafe { CStr::from_ptr(text) }.to_string_lossy() };
+        return Err(mismatch(text.into_owned()));
+    }
+    Ok(Library(Object { handle, file: file.to_owned() }))
+}
+
+impl Library {
+    /// Path it was opened by.
+    pub fn file(&self) -> &std::path::Path {
+        &self.0.file
+    }
+}
+
 /// Keeps this library mapped until the process ends: buffers that are alive after an unload point into it.
 pub fn stay_loaded() {
     let Some(own) = object_at(stay_loaded as *const c_void) else { return };

@@ -72,6 +72,8 @@ pub fn instance_or_log() -> Option<&'static Instance> {
             if last.as_ref() != Some(&error.message) {
                 log::error!("not loaded: {error}");
                 *last = Some(error.message);
+                // The host closes a library that it cannot use; then this memory would be lost, and the line be written again.
+                stay_loaded();
             }
             None
         }

@@ -2,11 +2,11 @@
 
 use std::ffi::CStr;
 
-use super::{BufferType, Placed, fall_back};
+use super::{BufferType, Placed};
 use crate::config;
 use crate::error::{Error, Result, Status};
 use crate::log;
-use crate::memory::{Region, arena};
+use crate::memory::arena;
 use crate::report::{Fallback, Place, Reason};
 
 /// The buffer type `ARENA`.
@@ -15,30 +15,24 @@ pub struct Arena;
 impl BufferType for Arena {
     const NAME: &'static CStr = c"ARENA";
 
-    fn allocate(size: usize) -> Result<Placed> {
-        let config = config::get()?;
-        let opened = match &config.arena_dir {
-            Some(path) => arena::Directory::open(path, config.arena_dir_is_default),
-            None => Err(Error::new(Status::Config, "no directory: neither BERTH_ARENA_DIR nor XDG_CACHE_HOME nor HOME is set")),
-        };
-        let directory = match opened {
-            Ok(directory) => directory,
-            Err(error) => return fall_back(Self::name(), size, Fallback { reason: Reason::ArenaDirectory, message: error.message }),
-        };
-        match arena::Arena::new(&directory, size).and_then(|arena| arena.slice(size)) {
-            Ok(slice) => {
-                if directory.in_memory {
-                    warn_once_about_memory(&directory);
-                }
-                let file = Some(directory.path().to_owned());
-                Ok(Placed { region: Region::from(slice), place: Place::Arena, file, fallback: None })
-            }
-            Err(error) => {
-                let reason = if error.status == Status::NoSpace { Reason::ArenaNoSpace } else { Reason::ArenaFailed };
-                fall_back(Self::name(), size, Fallback { reason, message: error.message })
-            }
+    fn attempt(size: usize) -> std::result::Result<Placed, Fallback> {
+        let directory = open().map_err(|error| Fallback { reason: Reason::ArenaDirectory, message: error.message })?;
+        let slice = arena::Arena::new(&directory, size).and_then(|arena| arena.slice(size)).map_err(|error| {
+            let reason = if error.status == Status::NoSpace { Reason::ArenaNoSpace } else { Reason::ArenaFailed };
+            Fallback { reason, message: error.message }
+        })?;
+        if directory.in_memory {
+            warn_once_about_memory(&directory);
         }
+        Ok(Placed::as_asked(slice, Place::Arena, Some(directory.path().to_owned())))
     }
+}
+
+/// The directory that the settings name.
+fn open() -> Result<arena::Directory> {
+    let config = config::get()?;
+    let none = || Error::new(Status::Config, "no directory: neither BERTH_ARENA_DIR nor XDG_CACHE_HOME nor HOME is set");
+    arena::Directory::open(config.arena_dir.as_ref().ok_or_else(none)?, config.arena_dir_is_default)
 }
 
 fn warn_once_about_memory(directory: &arena::Directory) {

@@ -3,9 +3,8 @@
 use std::ffi::CStr;
 
 use super::{BufferType, Placed};
-use crate::error::Result;
-use crate::memory::{Region, pageable::Pageable};
-use crate::report::Place;
+use crate::memory::pageable::Pageable;
+use crate::report::{Fallback, Place, Reason};
 
 /// The buffer type `CPU_MMAP`.
 pub struct CpuMmap;
@@ -13,7 +12,10 @@ pub struct CpuMmap;
 impl BufferType for CpuMmap {
     const NAME: &'static CStr = c"CPU_MMAP";
 
-    fn allocate(size: usize) -> Result<Placed> {
-        Ok(Placed { region: Region::from(Pageable::new(size)?), place: Place::Pageable, file: None, fallback: None })
+    fn attempt(size: usize) -> Result<Placed, Fallback> {
+        match Pageable::new(size) {
+            Ok(pageable) => Ok(Placed::as_asked(pageable, Place::Pageable, None)),
+            Err(error) => Err(Fallback { reason: Reason::NoMemory, message: error.message }),
+        }
     }
 }

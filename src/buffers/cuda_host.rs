@@ -2,9 +2,9 @@
 
 use std::ffi::CStr;
 
-use super::{BufferType, Placed, fall_back};
-use crate::error::{Result, Status};
-use crate::memory::{Region, pinned::Pinned};
+use super::{BufferType, Placed};
+use crate::error::Status;
+use crate::memory::pinned::Pinned;
 use crate::report::{Fallback, Place, Reason};
 
 /// The buffer type `CUDA_Host`.
@@ -13,12 +13,12 @@ pub struct CudaHost;
 impl BufferType for CudaHost {
     const NAME: &'static CStr = c"CUDA_Host";
 
-    fn allocate(size: usize) -> Result<Placed> {
+    fn attempt(size: usize) -> Result<Placed, Fallback> {
         match Pinned::new(size) {
-            Ok(pinned) => Ok(Placed { region: Region::from(pinned), place: Place::Pinned, file: None, fallback: None }),
+            Ok(pinned) => Ok(Placed::as_asked(pinned, Place::Pinned, None)),
             Err(error) => {
                 let reason = if error.status == Status::Unsupported { Reason::NoCudaDriver } else { Reason::PinFailed };
-                fall_back(Self::name(), size, Fallback { reason, message: error.message })
+                Err(Fallback { reason, message: error.message })
             }
         }
     }

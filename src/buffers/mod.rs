@@ -18,7 +18,7 @@ use std::ffi::CStr;
 use std::path::PathBuf;
 
 use crate::config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::memory::{Region, pageable::Pageable};
 use crate::report::{Fallback, Place};
 
@@ -39,11 +39,11 @@ pub trait BufferType: Sync + 'static {
     /// Name, as typed in `-ot`.
     const NAME: &'static CStr;
 
-    /// At least `size` zeroed or unspecified bytes (`size` > 0), aligned to [`crate::memory::ALIGNMENT`].
+    /// At least `size` zeroed or unspecified bytes (`size` > 0) of this kind, aligned to [`crate::memory::ALIGNMENT`].
     ///
     /// # Errors
-    /// If there is no memory, or, in strict mode, if there is none of this kind.
-    fn allocate(size: usize) -> Result<Placed>;
+    /// Why there is none.
+    fn attempt(size: usize) -> std::result::Result<Placed, Fallback>;
 
     /// [`Self::NAME`] as text.
     fn name() -> &'static str {
@@ -51,12 +51,41 @@ pub trait BufferType: Sync + 'static {
     }
 }
 
-/// Pageable memory in place of what was asked, with the reason; an error in strict mode.
-fn fall_back(name: &str, size: usize, fallback: Fallback) -> Result<Placed> {
-    if config::get()?.strict {
-        let message = format!("{name}: {size} bytes refused, because BERTH_STRICT is on: {}", fallback.message);
-        return Err(Error::new(crate::error::Status::Unsupported, message));
+impl Placed {
+    /// Memory that is what was asked for.
+    fn as_asked(region: impl Into<Region>, place: Place, file: Option<PathBuf>) -> Placed {
+        Placed { region: region.into(), place, file, fallback: None }
     }
-    let region = Region::from(Pageable::new(size)?);
-    Ok(Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback) })
+
+    /// No bytes.
+    fn empty() -> Placed {
+        Placed::as_asked(Region::empty(), Place::Empty, None)
+    }
+}
+
+/// Memory of the kind `T`, or pageable memory with the reason.
+///
+/// # Errors
+/// If there is neither, or, in strict mode, if there is none of the kind.
+pub fn allocate<T: BufferType>(size: usize) -> Result<Placed> {
+    if size == 0 {
+        return Ok(Placed::empty());
+    }
+    T::attempt(size).or_else(|fallback| {
+        permit(T::name(), size, &fallback)?;
+        let region = Region::from(Pageable::new(size)?);
+        Ok(Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback) })
+    })
+}
+
+/// Whether a fallback is allowed at all.
+///
+/// # Errors
+/// In strict mode, with the reason of the fallback.
+pub fn permit(asked: &str, size: usize, fallback: &Fallback) -> Result<()> {
+    if !config::get()?.strict {
+        return Ok(());
+    }
+    let message = format!("{asked}: {size} bytes refused, because BERTH_STRICT is on: {}", fallback.message);
+    Err(Error::new(Status::Unsupported, message))
 }

@@ -5,7 +5,6 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::marker::PhantomData;
-use std::path::PathBuf;
 
 use super::tensors::{Contents, Span};
 use super::{BufferType, CpuMmap, Placed};
@@ -40,15 +39,15 @@ pub unsafe fn from_host_ptr(
         return Err(crate::error::Error::invalid(format!("{}: {size} bytes at {base:p} wrap around", CpuMmap::name())));
     }
     if size == 0 {
-        return Ok(new_buffer(buft, host, CpuMmap::name(), Region::empty(), Place::Empty, None, None));
+        return Ok(new_buffer(buft, host, CpuMmap::name(), Placed::empty()));
     }
     let mapped = mapping::find(base);
     // What the kernel does not tell is taken as the host says: it hands out the pointer to be used.
     let writable = mapped.as_ref().is_none_or(|m| m.writable);
-    let file: Option<PathBuf> = mapped.and_then(|m| m.file);
+    let file = mapped.and_then(|m| m.file);
     // SAFETY: the caller vouches for the memory.
     let region = unsafe { Region::borrowed(base, size, writable) };
-    Ok(new_buffer(buft, host, CpuMmap::name(), region, Place::Mapped, file, None))
+    Ok(new_buffer(buft, host, CpuMmap::name(), Placed::as_asked(region, Place::Mapped, file)))
 }
 
 /// Trampolines of a buffer type.
@@ -72,13 +71,8 @@ impl<T: BufferType> TypeTable<T> {
         guard("alloc_buffer", std::ptr::null_mut(), || {
             // SAFETY: the context is the `&'static Host` that `buffer_type` put there.
             let host: &'static Host = unsafe { &*(*buft).context.cast::<Host>() };
-            let placed = if size == 0 {
-                Ok(Placed { region: Region::empty(), place: Place::Empty, file: None, fallback: None })
-            } else {
-                T::allocate(size)
-            };
-            match placed {
-                Ok(Placed { region, place, file, fallback }) => new_buffer(buft, host, T::name(), region, place, file, fallback),
+            match super::allocate::<T>(size) {
+                Ok(placed) => new_buffer(buft, host, T::name(), placed),
                 Err(error) => {
                     log::error!("{error}");
                     std::ptr::null_mut()
@@ -97,15 +91,8 @@ impl<T: BufferType> TypeTable<T> {
 }
 
 /// Makes the host's buffer struct around a region.
-fn new_buffer(
-    buft: *mut ggml_backend_buffer_type,
-    host: &'static Host,
-    name: &'static str,
-    region: Region,
-    place: Place,
-    file: Option<PathBuf>,
-    fallback: Option<report::Fallback>,
-) -> *mut ggml_backend_buffer {
+fn new_buffer(buft: *mut ggml_backend_buffer_type, host: &'static Host, name: &'static str, placed: Placed) -> *mut ggml_backend_buffer {
+    let Placed { region, place, file, fallback } = placed;
     let size = region.len();
     let id = report::add_buffer(name, place, size, file, fallback);
     let context = into_foreign(Contents { host, name, region, id });

@@ -23,12 +23,17 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens the directory, and makes it (mode 0700) if it is missing: with `make_parents` up to two missing levels above it too.
+    /// Opens the directory, and makes it (mode 0700) if it is missing. With `own_parent` the directory above it is ours too: up to two missing
+    /// levels are made, and the one above must not be a symbolic link either. (Those further up are the user's affair: a cache or a home
+    /// directory that is a link to another disk is common.)
     ///
     /// # Errors
-    /// [`Status::Io`], naming the path, if it is not a directory, is a symbolic link, or cannot be opened or made.
-    pub fn open(path: &Path, make_parents: bool) -> Result<Directory> {
-        make(path, if make_parents { 2 } else { 0 })?;
+    /// [`Status::Io`], naming the path, if it is not a directory, is a symbolic link, is not writable, or cannot be opened or made.
+    pub fn open(path: &Path, own_parent: bool) -> Result<Directory> {
+        if let Some(parent) = path.parent().filter(|p| own_parent && p.is_symlink()) {
+            return Err(Error::new(Status::Io, format!("arena directory {}: {} is a symbolic link", path.display(), parent.display())));
+        }
+        make(path, if own_parent { 2 } else { 0 })?;
         let c_path = c_path(path)?;
         let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_RDONLY;
         // SAFETY: the path is NUL-terminated.
@@ -44,6 +49,10 @@ impl Directory {
         }
         // SAFETY: a new descriptor that nothing else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: the descriptor is open and the path NUL-terminated.
+        if unsafe { libc::faccessat(fd.as_raw_fd(), c".".as_ptr(), libc::W_OK | libc::X_OK, libc::AT_EACCESS) } != 0 {
+            return Err(Error::last_os(format_args!("arena directory {}", path.display())));
+        }
         // SAFETY: an all-zero statfs is valid.
         let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
         // SAFETY: the descriptor is open and `fs` writable.
@@ -146,6 +155,7 @@ impl Arena {
     /// [`Status::NoSpace`] if the file system has too little free, [`Status::Io`] or [`Status::OutOfMemory`] if the kernel refuses.
     pub fn new(directory: &Directory, capacity: usize) -> Result<Arc<Arena>> {
         let capacity = round_up(capacity, HUGE_PAGE)?;
+        within_file_limit(capacity)?;
         let free = directory.free_bytes()?;
         if capacity as u64 > free {
             let place = directory.path.display();
@@ -188,6 +198,18 @@ impl Drop for Arena {
         // SAFETY: exactly the mapping made in `new`, unmapped once; no slice is left, each holds a reference.
         unsafe { libc::munmap(self.base.cast(), self.capacity) };
     }
+}
+
+/// Whether this process may make files of that size: beyond its limit the kernel would not only refuse, but end the process with SIGXFSZ.
+fn within_file_limit(len: usize) -> Result<()> {
+    // SAFETY: an all-zero rlimit is valid.
+    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+    // SAFETY: `limit` is writable.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0 && len as u64 > limit.rlim_cur {
+        let largest = limit.rlim_cur;
+        return Err(Error::new(Status::NoSpace, format!("files may have {largest} bytes here (RLIMIT_FSIZE), {len} are needed")));
+    }
+    Ok(())
 }
 
 /// Gives the file its size with every block allocated.
@@ -332,6 +354,9 @@ mod tests {
             assert!(error.message.contains(why) && error.message.contains(path.to_str().unwrap()), "{error}");
         }
         assert!(Directory::open(&file.join("below"), true).is_err());
+        let below = link.join("arena");
+        assert!(Directory::open(&below, true).err().unwrap().message.contains("symbolic link"));
+        assert!(!scratch.0.join("arena").exists(), "nothing was made through the link");
     }
 
     #[test]

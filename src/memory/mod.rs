@@ -3,9 +3,11 @@
 //! Owns: getting, describing and giving back memory. Must not know: ggml, tensors, who chose a place or what happens when one cannot be had.
 
 pub mod arena;
+pub mod fill;
 pub mod mapping;
 pub mod pageable;
 pub mod pinned;
+pub mod system;
 
 use crate::error::{Error, Result, Status};
 

@@ -25,7 +25,7 @@ impl Pinned {
     /// `len` page-locked bytes (`len` > 0), usable by every CUDA device.
     ///
     /// # Errors
-    /// [`Status::Unsupported`] without a CUDA driver or device, [`Status::OutOfMemory`] if the driver refuses the size.
+    /// [`Status::Unsupported`] without a CUDA driver or device, [`Status::OutOfMemory`] or [`Status::Driver`] if the driver refuses.
     pub fn new(len: usize) -> Result<Pinned> {
         // The driver's functions are looked up one by one at their first call, and a missing one panics in the library that does it.
         catch_unwind(AssertUnwindSafe(|| Self::allocate(len)))
@@ -69,6 +69,33 @@ impl Drop for Pinned {
     }
 }
 
+/// The CUDA driver: its version as CUDA counts (12040 is 12.4) and the number of devices.
+///
+/// # Errors
+/// [`Status::Unsupported`] if there is none, or it says that there is no device.
+pub fn driver() -> Result<(i32, i32)> {
+    catch_unwind(AssertUnwindSafe(|| {
+        open_driver()?;
+        let (mut version, mut devices) = (0, 0);
+        // SAFETY: `version` is writable.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+        // SAFETY: `devices` is writable.
+        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut devices) })?;
+        Ok((version, devices))
+    }))
+    .unwrap_or_else(|_| Err(Error::new(Status::Unsupported, "the CUDA driver lacks a function that Berth needs")))
+}
+
+/// Opens the driver, if there is one.
+fn open_driver() -> Result<()> {
+    // SAFETY: looks for a library by the driver's well-known names.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::new(Status::Unsupported, "no CUDA driver (libcuda.so.1) on this system"));
+    }
+    // SAFETY: no flags are defined.
+    check("cuInit", unsafe { sys::cuInit(0) })
+}
+
 /// A counted reference to the primary context of device 0, which a CUDA backend of the host shares.
 struct Context {
     device: sys::CUdevice,
@@ -77,13 +104,8 @@ struct Context {
 
 impl Context {
     fn retain() -> Result<Context> {
-        // SAFETY: looks for a library by the driver's well-known names.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::new(Status::Unsupported, "no CUDA driver (libcuda.so.1) on this system"));
-        }
+        open_driver()?;
         let (mut device, mut handle) = (0, std::ptr::null_mut());
-        // SAFETY: no flags are defined.
-        check("cuInit", unsafe { sys::cuInit(0) })?;
         // SAFETY: `device` is writable.
         check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, 0) })?;
         // SAFETY: `handle` is writable and the device exists.
@@ -115,7 +137,8 @@ fn check(function: &str, result: sys::CUresult) -> Result<()> {
     let status = match result {
         CUDA_SUCCESS => return Ok(()),
         CUDA_ERROR_OUT_OF_MEMORY => Status::OutOfMemory,
-        _ => Status::Unsupported,
+        CUDA_ERROR_NO_DEVICE | CUDA_ERROR_STUB_LIBRARY | CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => Status::Unsupported,
+        _ => Status::Driver,
     };
     Err(Error::new(status, format!("{function} failed: {result:?}")))
 }
