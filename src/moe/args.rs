@@ -160,6 +160,15 @@ impl<'a> WeightRows<'a> {
         self.bytes.as_ptr()
     }
 
+    /// The bytes of row `r`.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn bytes(&self, r: usize) -> &'a [u8] {
+        assert!(r < self.rows);
+        &self.bytes[r * self.stride..][..self.weights.row_bytes(self.k).unwrap_or(0)]
+    }
+
     /// The blocks of row `r`.
     ///
     /// # Panics

@@ -3,7 +3,9 @@
 //! Owns: [`Dequant`] for every block structure, and [`row`] over raw bytes. Must not know: activations, kernels. The order of the few
 //! floating-point operations is that of `dequantize_row_*` in llama.cpp's `ggml-quants.c`: another order differs in the last bit.
 
+use super::args::Matrix;
 use super::blocks::*;
+use crate::error::{Error, Result};
 
 /// Decoding of one block.
 pub trait Dequant: Block {
@@ -16,6 +18,45 @@ pub fn blocks<B: Dequant>(row: &[B], out: &mut [f32]) {
     for (block, out) in row.iter().zip(out.chunks_exact_mut(B::TYPE.block_weights())) {
         block.dequant(out);
     }
+}
+
+/// Decodes a whole number of blocks of any format.
+///
+/// # Errors
+/// [`crate::error::Status::InvalidArgument`] if `bytes` and `out` are not of the same whole number of blocks.
+pub fn row(weights: WeightType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+    fn run<B: Dequant>(bytes: &[u8], out: &mut [f32]) -> Result<()> {
+        let k = out.len();
+        if weights_fit::<B>(bytes.len(), k) {
+            if k > 0 {
+                blocks(Matrix::packed(bytes, B::TYPE, [k, 1, 1])?.slice(0, 0, 1).row::<B>(0), out);
+            }
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{} bytes of {} are not {k} weights", bytes.len(), B::TYPE.name())))
+    }
+    match weights {
+        WeightType::F32 => run::<BlockF32>(bytes, out),
+        WeightType::F16 => run::<BlockF16>(bytes, out),
+        WeightType::Q4_0 => run::<BlockQ4_0>(bytes, out),
+        WeightType::Q4_1 => run::<BlockQ4_1>(bytes, out),
+        WeightType::Q5_0 => run::<BlockQ5_0>(bytes, out),
+        WeightType::Q5_1 => run::<BlockQ5_1>(bytes, out),
+        WeightType::Q8_0 => run::<BlockQ8_0>(bytes, out),
+        WeightType::Q2_K => run::<BlockQ2K>(bytes, out),
+        WeightType::Q3_K => run::<BlockQ3K>(bytes, out),
+        WeightType::Q4_K => run::<BlockQ4K>(bytes, out),
+        WeightType::Q5_K => run::<BlockQ5K>(bytes, out),
+        WeightType::Q6_K => run::<BlockQ6K>(bytes, out),
+        WeightType::IQ4_NL => run::<BlockIq4Nl>(bytes, out),
+        WeightType::IQ4_XS => run::<BlockIq4Xs>(bytes, out),
+        WeightType::BF16 => run::<BlockBf16>(bytes, out),
+        WeightType::MXFP4 => run::<BlockMxfp4>(bytes, out),
+    }
+}
+
+fn weights_fit<B: Block>(bytes: usize, k: usize) -> bool {
+    B::TYPE.row_bytes(k) == Some(bytes)
 }
 
 impl Dequant for BlockF32 {

@@ -5,7 +5,7 @@
 
 use super::args::{Matrix, WeightRows};
 use super::blocks::*;
-use super::dequant::{self, Dequant};
+use super::dequant;
 use super::isa::{self, Isa, Tier};
 
 /// xorshift64*.
@@ -80,29 +80,9 @@ pub(super) fn weights(rng: &mut Rng, weights: WeightType, k: usize, rows: usize)
 
 /// Decodes one row, whatever its format.
 pub(super) fn decoded(rows: &WeightRows<'_>, r: usize) -> Vec<f32> {
-    fn row<B: Dequant>(rows: &WeightRows<'_>, r: usize) -> Vec<f32> {
-        let mut out = vec![0.0; rows.k()];
-        dequant::blocks(rows.row::<B>(r), &mut out);
-        out
-    }
-    match rows.weights() {
-        WeightType::F32 => row::<BlockF32>(rows, r),
-        WeightType::F16 => row::<BlockF16>(rows, r),
-        WeightType::Q4_0 => row::<BlockQ4_0>(rows, r),
-        WeightType::Q4_1 => row::<BlockQ4_1>(rows, r),
-        WeightType::Q5_0 => row::<BlockQ5_0>(rows, r),
-        WeightType::Q5_1 => row::<BlockQ5_1>(rows, r),
-        WeightType::Q8_0 => row::<BlockQ8_0>(rows, r),
-        WeightType::Q2_K => row::<BlockQ2K>(rows, r),
-        WeightType::Q3_K => row::<BlockQ3K>(rows, r),
-        WeightType::Q4_K => row::<BlockQ4K>(rows, r),
-        WeightType::Q5_K => row::<BlockQ5K>(rows, r),
-        WeightType::Q6_K => row::<BlockQ6K>(rows, r),
-        WeightType::IQ4_NL => row::<BlockIq4Nl>(rows, r),
-        WeightType::IQ4_XS => row::<BlockIq4Xs>(rows, r),
-        WeightType::BF16 => row::<BlockBf16>(rows, r),
-        WeightType::MXFP4 => row::<BlockMxfp4>(rows, r),
-    }
+    let mut out = vec![0.0; rows.k()];
+    dequant::row(rows.weights(), rows.bytes(r), &mut out).unwrap();
+    out
 }
 
 /// All products of one expert with one vector, in f64.

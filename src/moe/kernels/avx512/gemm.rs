@@ -163,12 +163,20 @@ fn multiply_32<const N: usize, const MIN: bool>(panels: &[Panel; 2], acts: [&Act
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn multiply_float<const N: usize>(panels: &[Panel; 2], x: [&[f32; 64]; N], count: usize, mut out: Out<'_>) {
     let mut total = out.load::<N>();
-    for i in 0..count.min(64) {
-        let w: [__m512; 2] = each(|p| _mm512_castsi512_ps(load64(&panels[p].w[i])));
+    // Sixteen products are added up before they meet the total: the rounding error of one long chain would grow with K.
+    for first in (0..count.min(64)).step_by(16) {
+        let mut sum = [[_mm512_setzero_ps(); 2]; N];
+        for i in first..count.min(first + 16) {
+            let w: [__m512; 2] = each(|p| _mm512_castsi512_ps(load64(&panels[p].w[i])));
+            for n in 0..N {
+                let a = _mm512_set1_ps(x[n][i]);
+                sum[n][0] = _mm512_fmadd_ps(w[0], a, sum[n][0]);
+                sum[n][1] = _mm512_fmadd_ps(w[1], a, sum[n][1]);
+            }
+        }
         for n in 0..N {
-            let a = _mm512_set1_ps(x[n][i]);
-            total[n][0] = _mm512_fmadd_ps(w[0], a, total[n][0]);
-            total[n][1] = _mm512_fmadd_ps(w[1], a, total[n][1]);
+            total[n][0] = _mm512_add_ps(total[n][0], sum[n][0]);
+            total[n][1] = _mm512_add_ps(total[n][1], sum[n][1]);
         }
     }
     out.store(total);
