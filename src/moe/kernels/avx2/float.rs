@@ -62,8 +62,6 @@ impl Float for BlockBf16 {
     }
 }
 
-const AHEAD: usize = 4096;
-
 /// Some rows times `N` columns.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]

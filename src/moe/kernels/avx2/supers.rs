@@ -206,9 +206,6 @@ impl Super for BlockQ3K {
     }
 }
 
-/// How far ahead of the block in work weights are prefetched, in bytes.
-const AHEAD: usize = 2048;
-
 /// Some rows times `N` columns.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -218,9 +218,6 @@ impl Blocks32 for BlockIq4Xs {
     }
 }
 
-/// How far ahead of the blocks in work weights are prefetched, in bytes.
-const AHEAD: usize = 2048;
-
 /// Sums of `N` columns: two chains of FMAs each, and the mins (or scales, for the offset). They go in and out of functions by value, so that they stay in registers.
 #[derive(Clone, Copy)]
 struct Sums<const N: usize> {

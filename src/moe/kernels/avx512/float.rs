@@ -62,8 +62,6 @@ impl Float for BlockBf16 {
     }
 }
 
-const AHEAD: usize = 4096;
-
 /// Rows times `N` columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]

@@ -195,9 +195,6 @@ impl Super for BlockQ3K {
     }
 }
 
-/// How far ahead of the block in work weights are prefetched, in bytes.
-const AHEAD: usize = 2048;
-
 /// Rows times `N` columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
