@@ -14,7 +14,7 @@ use super::args::{Matrix, Rows};
 use super::kernels::{Kernels, Mul, PANEL_LINES};
 use super::pool::ParallelFor;
 use super::route::{Routing, route};
-use super::schedule::{COLUMNS, Dealer, OUT_ROWS, ROWS, TASK_WORDS, list_tasks, max_tasks, task};
+use super::schedule::{COLUMNS, Dealer, OUT_ROWS, ROWS, TASK_WORDS, list_tasks, max_tasks, out_rows, task};
 use super::shared::{Arena, Pieces, lines_for};
 use super::{Experts, Inputs};
 use crate::error::{Error, Result};
@@ -203,8 +203,9 @@ pub fn forward(
 
     let row_lines = sizes.h_blocks * sizes.h_block_lines;
     let h = Quantised { lines: h.done(), row_lines, format: ActFormat::of(experts.down.matrix.weights()) };
-    let dealer = Dealer::new(sizes.out_blocks);
-    threads.run(&|thread| step.down(thread, &dealer, h, inputs, out_flags));
+    let out_rows = out_rows(experts.down.matrix.rows(), count);
+    let dealer = Dealer::new(experts.down.matrix.rows().div_ceil(out_rows));
+    threads.run(&|thread| step.down(thread, &dealer, h, inputs, out_rows, out_flags));
     Ok(())
 }
 
@@ -289,7 +290,7 @@ impl Step<'_> {
     }
 
     /// Down products of blocks of output rows, summed over the experts.
-    fn down(&self, thread: usize, dealer: &Dealer, h: Quantised<'_>, inputs: &Inputs<'_>, out_flags: &[AtomicU8]) {
+    fn down(&self, thread: usize, dealer: &Dealer, h: Quantised<'_>, inputs: &Inputs<'_>, out_rows: usize, out_flags: &[AtomicU8]) {
         let down = &self.experts.down;
         let mut scratch = self.scratch.take(thread);
         let (panel, out, _) = split_scratch(&mut scratch);
@@ -298,8 +299,8 @@ impl Step<'_> {
         let mut current = dealer.deal();
         while let Some(i) = current {
             current = dealer.deal();
-            let first = i * OUT_ROWS;
-            let mut y = inputs.y.block(i, OUT_ROWS, out_flags);
+            let first = i * out_rows;
+            let mut y = inputs.y.block(i, out_rows, out_flags);
             let rows = y.len();
             for token in 0..inputs.y.tokens() {
                 y.row(token, 0).fill(0.0);
@@ -308,7 +309,7 @@ impl Step<'_> {
                 let expert = expert as usize;
                 let next = match (active.get(place + 1), current) {
                     (Some(next), _) => self.first_byte(&down.matrix, *next as usize, first),
-                    (None, Some(next)) => self.first_byte(&down.matrix, active[0] as usize, next * OUT_ROWS),
+                    (None, Some(next)) => self.first_byte(&down.matrix, active[0] as usize, next * out_rows),
                     (None, None) => std::ptr::null(),
                 };
                 let weights = down.matrix.slice(expert, first, rows);
@@ -318,8 +319,8 @@ impl Step<'_> {
                     for (c, column) in columns[..count].iter_mut().enumerate() {
                         *column = h.row(start + c);
                     }
-                    self.kernels.mul(Mul { rows: weights, columns: &columns[..count], out, stride: OUT_ROWS, panel, next });
-                    for (product, pair) in out.chunks_exact_mut(OUT_ROWS).zip(&self.routing.pairs[start..start + count]) {
+                    self.kernels.mul(Mul { rows: weights, columns: &columns[..count], out, stride: out_rows, panel, next });
+                    for (product, pair) in out.chunks_exact_mut(out_rows).zip(&self.routing.pairs[start..start + count]) {
                         let product = &mut product[..rows];
                         down.finish(expert, first, 1.0, product);
                         let weight = if self.experts.weight_first { 1.0 } else { self.weights[*pair as usize] };
