@@ -16,6 +16,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("memory", &["error"]),
     ("gguf", &[]),
     ("placement", &["gguf"]),
+    ("moe", &["error"]),
     ("buffers", &["error", "log", "config", "report", "abi", "memory"]),
     ("backend", &["error", "log", "config", "report", "abi", "buffers"]),
     ("loader", &["error", "config", "report", "memory", "gguf", "placement", "buffers"]),
@@ -23,7 +24,22 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 ];
 
 /// Where `unsafe` may stand.
-const MAY_BE_UNSAFE: &[&str] = &["abi/", "memory/", "buffers/vtable.rs", "buffers/tensors.rs", "backend/", "loader/place.rs", "capi/"];
+const MAY_BE_UNSAFE: &[&str] = &[
+    "abi/",
+    "memory/",
+    "buffers/vtable.rs",
+    "buffers/tensors.rs",
+    "backend/",
+    "loader/place.rs",
+    "capi/",
+    "moe/acts.rs",
+    "moe/args.rs",
+    "moe/blocks.rs",
+    "moe/kernels/",
+    "moe/pool.rs",
+    "moe/shared.rs",
+    "moe/tests.rs",
+];
 
 /// What a function that C calls may consist of: one call of one of these, all of which catch panics.
 const GUARDS: &[&str] = &["guard", "status", "pointer"];

@@ -1,0 +1,80 @@
+//! The AVX2 tier: AVX2, FMA and F16C (Haswell and later, Zen and later).
+//!
+//! Owns: its table, and the grouping of columns. Must not know: experts, threads.
+//!
+//! - `supers`, `blocks32`, `float`: rows times one to four columns, weights decoded in registers;
+//! - more columns go in groups of up to four, for 16 rows at a time, so that rows and columns stay in the first two caches.
+
+mod blocks32;
+mod float;
+mod mem;
+mod supers;
+
+use super::{Mul, Table};
+use crate::moe::activation::{self, Activation};
+use crate::moe::acts::{self, ActRowMut};
+use crate::moe::blocks::*;
+
+/// Rows that all columns pass before the next rows are read.
+const TILE: usize = 16;
+
+/// Most columns in registers.
+const WIDEST: usize = 4;
+
+macro_rules! kernel {
+    ($family:ident, $block:ident) => {{
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn kernel(m: &mut Mul<'_>) {
+            let (rows, columns) = (m.rows.len(), m.columns.len());
+            let groups = columns.div_ceil(WIDEST);
+            // With one group there is nothing to come back for.
+            let tile = if groups == 1 { rows } else { TILE };
+            for first in (0..rows).step_by(tile) {
+                let range = first..rows.min(first + tile);
+                for g in 0..groups {
+                    let (first, end) = (columns * g / groups, columns * (g + 1) / groups);
+                    match end - first {
+                        1 => $family::few::<$block, 1>(m, range.clone(), first),
+                        2 => $family::few::<$block, 2>(m, range.clone(), first),
+                        3 => $family::few::<$block, 3>(m, range.clone(), first),
+                        _ => $family::few::<$block, 4>(m, range.clone(), first),
+                    }
+                }
+            }
+        }
+        kernel
+    }};
+}
+
+pub(super) static KERNELS: Table = Table {
+    mul: [
+        kernel!(float, BlockF32),
+        kernel!(float, BlockF16),
+        kernel!(blocks32, BlockQ4_0),
+        kernel!(blocks32, BlockQ4_1),
+        kernel!(blocks32, BlockQ5_0),
+        kernel!(blocks32, BlockQ5_1),
+        kernel!(blocks32, BlockQ8_0),
+        kernel!(supers, BlockQ2K),
+        kernel!(supers, BlockQ3K),
+        kernel!(supers, BlockQ4K),
+        kernel!(supers, BlockQ5K),
+        kernel!(supers, BlockQ6K),
+        kernel!(blocks32, BlockIq4Nl),
+        kernel!(blocks32, BlockIq4Xs),
+        kernel!(float, BlockBf16),
+        kernel!(blocks32, BlockMxfp4),
+    ],
+    quantise,
+    activate,
+};
+
+#[target_feature(enable = "avx2")]
+fn quantise(x: &[f32], out: &mut ActRowMut<'_>) {
+    acts::quantise(x, out);
+}
+
+#[target_feature(enable = "avx2")]
+fn activate(activation: Activation, gate: &mut [f32], up: &[f32]) {
+    activation::apply(activation, gate, up);
+}

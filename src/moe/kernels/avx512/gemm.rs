@@ -1,0 +1,307 @@
+//! AVX-512: four and more columns.
+//!
+//! Owns: the products of two panels (32 rows) with one to six columns, for the three kinds of activations, and the loop over rows, panels and
+//! groups of columns. Must not know: how a format is decoded.
+//!
+//! Weights are in lanes, one row each, and activations are broadcast from memory, which costs a load and no shuffle. Two panels times six
+//! columns are 12 chains of `vpdpbusd`, enough for two ports and a latency of five, and with their 12 f32 sums they stay in registers. A sum
+//! of products with offset codes starts at `-offset * sum of activations`, which the activations carry: the offset costs nothing. Per 32
+//! weights and register there are 8 `vpdpbusd`, a conversion and one FMA (two with mins, or with activation scales per 32): 73 to 80 % of
+//! the time is `vpdpbusd`. For every 256 weights the panels are decoded once, to the first-level cache, and all columns pass by.
+
+use std::arch::x86_64::*;
+
+use super::super::Mul;
+use super::mem::*;
+use super::panels::ToPanel;
+use crate::moe::acts::{Act32, Act256, ActBlock, ActFloat};
+use crate::moe::blocks::Block;
+
+/// Rows of two panels.
+const ROWS: usize = 32;
+
+/// Most columns in registers.
+const WIDEST: usize = 6;
+
+/// The products of 256 (or 64 float) weights of 32 rows with `N` columns, added to what `out` holds, or stored if `first`.
+trait Product: Block {
+    type Act: ActBlock;
+    /// Weights of a row in one panel.
+    const WEIGHTS: usize;
+
+    /// Decodes rows.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 F, BW, VL, DQ and VNNI, FMA and F16C.
+    unsafe fn decode(blocks: &[&[Self]; 16], panel: &mut Panel);
+
+    /// Multiplies. `count` weights of a row are in the panels, which are number `part` of the row.
+    ///
+    /// # Safety
+    /// As for `decode`.
+    unsafe fn multiply<const N: usize>(panels: &[Panel; 2], columns: [&[Self::Act]; N], part: usize, count: usize, out: Out<'_>);
+}
+
+/// Where products go: column n at `values[n * stride..][..32]`.
+struct Out<'a> {
+    values: &'a mut [f32],
+    stride: usize,
+    first: bool,
+    /// Weights to bring to the second-level cache meanwhile.
+    fetch: *const u8,
+    fetch_bytes: usize,
+}
+
+impl Out<'_> {
+    /// Prefetches part `g` of `parts`: many lines a few at a time, because a burst would wait for free line buffers (T = 128: 37 -> 28 ms);
+    /// few lines at once, because that is cheaper than asking eight times (T = 512: 83 -> 78 ms).
+    #[inline(always)]
+    fn fetch_part(&self, g: usize, parts: usize) {
+        if self.fetch_bytes > 1024 {
+            let bytes = self.fetch_bytes.div_ceil(64 * parts) * 64;
+            prefetch2(self.fetch.wrapping_add(g * bytes), bytes);
+        } else if g == 0 {
+            prefetch2(self.fetch, self.fetch_bytes);
+        }
+    }
+
+    #[inline(always)]
+    fn at(&mut self, n: usize) -> &mut [[f32; 16]] {
+        self.values[n * self.stride..][..ROWS].as_chunks_mut::<16>().0
+    }
+
+    /// What is there already.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn load<const N: usize>(&mut self) -> [[__m512; 2]; N] {
+        if self.first {
+            return [[_mm512_setzero_ps(); 2]; N];
+        }
+        let mut values = [[_mm512_setzero_ps(); 2]; N];
+        for (n, value) in values.iter_mut().enumerate() {
+            let at = self.at(n);
+            *value = [floats16(&at[0]), floats16(&at[1])];
+        }
+        values
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn store<const N: usize>(&mut self, values: [[__m512; 2]; N]) {
+        for (n, value) in values.iter().enumerate() {
+            let at = self.at(n);
+            store_floats(&mut at[0], value[0]);
+            store_floats(&mut at[1], value[1]);
+        }
+    }
+}
+
+/// Adds the products of steps `first..first + steps` to `sums`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn dot<const N: usize>(panels: &[Panel; 2], q: [&[i8; 256]; N], first: usize, steps: usize, sums: &mut [[__m512i; 2]; N]) {
+    let (w0, w1) = (&panels[0].w[first..first + steps], &panels[1].w[first..first + steps]);
+    for s in 0..steps {
+        let (w0, w1) = (load64(&w0[s]), load64(&w1[s]));
+        for n in 0..N {
+            let a = four_codes(q[n], first + s);
+            sums[n][0] = _mm512_dpbusd_epi32(sums[n][0], w0, a);
+            sums[n][1] = _mm512_dpbusd_epi32(sums[n][1], w1, a);
+        }
+    }
+}
+
+/// One activation scale per 256.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn multiply_256<const N: usize, const GROUP: usize, const MIN: bool>(panels: &[Panel; 2], acts: [&Act256; N], mut out: Out<'_>) {
+    let mut total = [[_mm512_setzero_ps(); 2]; N];
+    for g in 0..256 / GROUP {
+        out.fetch_part(g, 256 / GROUP);
+        let mut sums = [[_mm512_setzero_si512(); 2]; N];
+        if !MIN {
+            sums = each(|n| [_mm512_set1_epi32(acts[n].fold[g] as i32); 2]);
+        }
+        dot(panels, each(|n| &acts[n].q), g * (GROUP / 4), GROUP / 4, &mut sums);
+        for p in 0..2 {
+            let scale = floats16(&panels[p].scale[g]);
+            for n in 0..N {
+                total[n][p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[n][p]), scale, total[n][p]);
+            }
+            if MIN {
+                let min = floats16(&panels[p].min[g]);
+                for n in 0..N {
+                    total[n][p] = _mm512_fnmadd_ps(min, _mm512_set1_ps(f32::from_bits(acts[n].fold[g])), total[n][p]);
+                }
+            }
+        }
+    }
+    let mut result = out.load::<N>();
+    for n in 0..N {
+        let d = _mm512_set1_ps(acts[n].d);
+        for p in 0..2 {
+            result[n][p] = _mm512_fmadd_ps(total[n][p], d, result[n][p]);
+        }
+    }
+    out.store(result);
+}
+
+/// An activation scale per 32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn multiply_32<const N: usize, const MIN: bool>(panels: &[Panel; 2], acts: [&Act32; N], blocks: usize, mut out: Out<'_>) {
+    let mut total = out.load::<N>();
+    for g in 0..blocks.min(8) {
+        out.fetch_part(g, blocks.min(8));
+        let mut sums = [[_mm512_setzero_si512(); 2]; N];
+        if !MIN {
+            sums = each(|n| [_mm512_set1_epi32(acts[n].fold[g]); 2]);
+        }
+        dot(panels, each(|n| &acts[n].q), g * 8, 8, &mut sums);
+        for p in 0..2 {
+            let scale = floats16(&panels[p].scale[g]);
+            for n in 0..N {
+                let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[n][p]), _mm512_set1_ps(acts[n].d[g]));
+                total[n][p] = _mm512_fmadd_ps(scaled, scale, total[n][p]);
+            }
+            if MIN {
+                let min = floats16(&panels[p].min[g]);
+                for n in 0..N {
+                    total[n][p] = _mm512_fmadd_ps(min, _mm512_set1_ps(acts[n].s[g]), total[n][p]);
+                }
+            }
+        }
+    }
+    out.store(total);
+}
+
+/// No quantisation: 64 weights.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn multiply_float<const N: usize>(panels: &[Panel; 2], x: [&[f32; 64]; N], count: usize, mut out: Out<'_>) {
+    let mut total = out.load::<N>();
+    // Sixteen products are added up before they meet the total: the rounding error of one long chain would grow with K.
+    out.fetch_part(0, 1);
+    for first in (0..count.min(64)).step_by(16) {
+        let mut sum = [[_mm512_setzero_ps(); 2]; N];
+        for i in first..count.min(first + 16) {
+            let w: [__m512; 2] = each(|p| _mm512_castsi512_ps(load64(&panels[p].w[i])));
+            for n in 0..N {
+                let a = _mm512_set1_ps(x[n][i]);
+                sum[n][0] = _mm512_fmadd_ps(w[0], a, sum[n][0]);
+                sum[n][1] = _mm512_fmadd_ps(w[1], a, sum[n][1]);
+            }
+        }
+        for n in 0..N {
+            total[n][0] = _mm512_add_ps(total[n][0], sum[n][0]);
+            total[n][1] = _mm512_add_ps(total[n][1], sum[n][1]);
+        }
+    }
+    out.store(total);
+}
+
+macro_rules! product {
+    ($($block:ident: $act:ident, $weights:literal, |$panels:ident, $columns:ident, $part:ident, $count:ident, $out:ident, $n:ident| $multiply:expr;)*) => {
+        $(impl Product for crate::moe::blocks::$block {
+            type Act = $act;
+            const WEIGHTS: usize = $weights;
+
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+            unsafe fn decode(blocks: &[&[Self]; 16], panel: &mut Panel) {
+                // SAFETY: the instructions are the caller's promise.
+                unsafe { Self::to_panel(blocks, panel) }
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+            unsafe fn multiply<const $n: usize>($panels: &[Panel; 2], $columns: [&[$act]; $n], $part: usize, $count: usize, $out: Out<'_>) {
+                $multiply
+            }
+        })*
+    };
+}
+
+product! {
+    BlockQ2K: Act256, 256, |p, c, i, _count, out, N| multiply_256::<N, 16, true>(p, each(|n| &c[n][i]), out);
+    BlockQ3K: Act256, 256, |p, c, i, _count, out, N| multiply_256::<N, 16, false>(p, each(|n| &c[n][i]), out);
+    BlockQ4K: Act256, 256, |p, c, i, _count, out, N| multiply_256::<N, 32, true>(p, each(|n| &c[n][i]), out);
+    BlockQ5K: Act256, 256, |p, c, i, _count, out, N| multiply_256::<N, 32, true>(p, each(|n| &c[n][i]), out);
+    BlockQ6K: Act256, 256, |p, c, i, _count, out, N| multiply_256::<N, 16, false>(p, each(|n| &c[n][i]), out);
+    BlockQ4_0: Act32, 256, |p, c, i, count, out, N| multiply_32::<N, false>(p, each(|n| &c[n][i]), count / 32, out);
+    BlockQ4_1: Act32, 256, |p, c, i, count, out, N| multiply_32::<N, true>(p, each(|n| &c[n][i]), count / 32, out);
+    BlockQ5_0: Act32, 256, |p, c, i, count, out, N| multiply_32::<N, false>(p, each(|n| &c[n][i]), count / 32, out);
+    BlockQ5_1: Act32, 256, |p, c, i, count, out, N| multiply_32::<N, true>(p, each(|n| &c[n][i]), count / 32, out);
+    BlockQ8_0: Act32, 256, |p, c, i, count, out, N| multiply_32::<N, false>(p, each(|n| &c[n][i]), count / 32, out);
+    BlockIq4Nl: Act32, 256, |p, c, i, count, out, N| multiply_32::<N, false>(p, each(|n| &c[n][i]), count / 32, out);
+    BlockIq4Xs: Act32, 256, |p, c, i, count, out, N| multiply_32::<N, false>(p, each(|n| &c[n][i]), count / 32, out);
+    BlockMxfp4: Act32, 256, |p, c, i, count, out, N| multiply_32::<N, false>(p, each(|n| &c[n][i]), count / 32, out);
+    BlockF32: ActFloat, 64, |p, c, i, count, out, N| multiply_float::<N>(p, each(|n| float_part(c[n], i)), count, out);
+    BlockF16: ActFloat, 64, |p, c, i, count, out, N| multiply_float::<N>(p, each(|n| float_part(c[n], i)), count, out);
+    BlockBf16: ActFloat, 64, |p, c, i, count, out, N| multiply_float::<N>(p, each(|n| float_part(c[n], i)), count, out);
+}
+
+/// Activations 64i..64i+64.
+#[inline(always)]
+fn float_part(column: &[ActFloat], i: usize) -> &[f32; 64] {
+    &column[i / 4].x.as_chunks::<64>().0[i % 4]
+}
+
+/// Multiplies one group of columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn group<B: Product, const N: usize>(
+    m: &mut Mul<'_>,
+    [first_column, first_row]: [usize; 2],
+    [part, count]: [usize; 2],
+    fetch: (*const u8, usize),
+) {
+    let columns: [&[B::Act]; N] = each(|n| m.columns[first_column + n].blocks::<B::Act>());
+    let values = &mut m.out[first_column * m.stride + first_row..];
+    let out = Out { values, stride: m.stride, first: part == 0, fetch: fetch.0, fetch_bytes: fetch.1 };
+    // SAFETY: this function has the instructions.
+    unsafe { B::multiply(panels(m.panel), columns, part, count, out) }
+}
+
+/// All rows times all columns.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+#[expect(private_bounds, reason = "the trait is the inside of this file")]
+pub(super) fn many<B: Product>(m: &mut Mul<'_>) {
+    let (rows, k, stride) = (m.rows.len(), m.rows.k(), m.rows.stride());
+    let (columns, groups) = (m.columns.len(), m.columns.len().div_ceil(WIDEST));
+    let per_panel = B::WEIGHTS / B::TYPE.block_weights();
+    let parts = k.div_ceil(B::WEIGHTS);
+    let ahead = Ahead::new(m.rows.start(), rows * stride, m.next);
+    for first_row in (0..rows).step_by(ROWS) {
+        // Lanes without a row repeat the last one; nobody reads their products.
+        let row: [&[B]; ROWS] = each(|r| m.rows.row::<B>((first_row + r).min(rows - 1)));
+        // While these 32 rows are multiplied, the next 32 come to the second-level cache, a part of them with each group of columns.
+        let (mut fetched, tile) = (0, ROWS * stride);
+        for part in 0..parts {
+            let count = B::WEIGHTS.min(k - part * B::WEIGHTS);
+            let blocks = part * per_panel..part * per_panel + count / B::TYPE.block_weights();
+            let parts_of = |first: usize| each(|r| &row[first + r][blocks.clone()]);
+            let both = panels(m.panel);
+            // SAFETY: this function has the instructions.
+            unsafe {
+                B::decode(&parts_of(0), &mut both[0]);
+                B::decode(&parts_of(16), &mut both[1]);
+            }
+            for g in 0..groups {
+                let (first, end) = (columns * g / groups, columns * (g + 1) / groups);
+                let until = (tile * (part * groups + g + 1) / (parts * groups)).next_multiple_of(64);
+                let fetch = (ahead.at((first_row + ROWS) * stride + fetched), until - fetched);
+                fetched = until;
+                let (at, step) = ([first, first_row], [part, count]);
+                match end - first {
+                    1 => group::<B, 1>(m, at, step, fetch),
+                    2 => group::<B, 2>(m, at, step, fetch),
+                    3 => group::<B, 3>(m, at, step, fetch),
+                    4 => group::<B, 4>(m, at, step, fetch),
+                    5 => group::<B, 5>(m, at, step, fetch),
+                    _ => group::<B, 6>(m, at, step, fetch),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Loads, stores and prefetches of the AVX-512 kernels.
+//!
+//! Owns: every access to memory through a pointer in this tier, behind references to arrays of the right size, and the panels. The kernels
+//! themselves have no pointer arithmetic. Must not know: formats.
+
+use std::arch::x86_64::*;
+
+pub(super) use super::super::words::*;
+use crate::moe::acts::Line;
+
+/// `[f(0), f(1), ..]`. As the library's `from_fn`, but compiled with this tier's instructions: functions of the library are not, so the
+/// compiler cannot inline a closure that uses them, and every vector would go through memory.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn each<T: Copy, const N: usize>(f: impl Fn(usize) -> T) -> [T; N] {
+    let mut out = [f(0); N];
+    for (i, out) in out.iter_mut().enumerate().skip(1) {
+        *out = f(i);
+    }
+    out
+}
+
+/// 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn load64<T>(from: &[T; 64]) -> __m512i {
+    const { assert!(size_of::<T>() == 1) };
+    // SAFETY: an array of 64 bytes; the load has no alignment.
+    unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+}
+
+/// 32 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn load32<T>(from: &[T; 32]) -> __m256i {
+    const { assert!(size_of::<T>() == 1) };
+    // SAFETY: an array of 32 bytes; the load has no alignment.
+    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
+}
+
+/// 16 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn load16<T>(from: &[T; 16]) -> __m128i {
+    const { assert!(size_of::<T>() == 1) };
+    // SAFETY: an array of 16 bytes; the load has no alignment.
+    unsafe { _mm_loadu_si128(from.as_ptr().cast()) }
+}
+
+/// 32 bytes, in both halves: a load with no shuffle.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn twice32(from: &[u8; 32]) -> __m512i {
+    _mm512_broadcast_i64x4(load32(from))
+}
+
+/// 16 words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn words16(from: &[i16; 16]) -> __m256i {
+    // SAFETY: an array of 32 bytes; the load has no alignment.
+    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
+}
+
+/// 8 words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn words8(from: &[i16; 8]) -> __m128i {
+    // SAFETY: an array of 16 bytes; the load has no alignment.
+    unsafe { _mm_loadu_si128(from.as_ptr().cast()) }
+}
+
+/// 16 halves as floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn halves16(from: &[u16; 16]) -> __m512 {
+    let (low, high) = from.split_at(8);
+    let part = |w: &[u16]| eight_words(&[w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]]);
+    _mm512_cvtph_ps(_mm256_set_m128i(part(high), part(low)))
+}
+
+/// 8 halves as floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn halves8(from: &[u16; 8]) -> __m256 {
+    _mm256_cvtph_ps(eight_words(from))
+}
+
+/// 16 words of 32 bits.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn dwords16(from: &[u32; 16]) -> __m512i {
+    // SAFETY: an array of 64 bytes; the load has no alignment.
+    unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+}
+
+/// 16 floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn floats16(from: &[f32; 16]) -> __m512 {
+    // SAFETY: an array of 64 bytes; the load has no alignment.
+    unsafe { _mm512_loadu_ps(from.as_ptr()) }
+}
+
+/// 8 floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn floats8(from: &[f32; 8]) -> __m256 {
+    // SAFETY: an array of 32 bytes; the load has no alignment.
+    unsafe { _mm256_loadu_ps(from.as_ptr()) }
+}
+
+/// Stores 16 floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn store_floats(to: &mut [f32; 16], value: __m512) {
+    // SAFETY: an array of 64 bytes, exclusively borrowed; the store has no alignment.
+    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value) }
+}
+
+/// Stores 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn store64(to: &mut [u8; 64], value: __m512i) {
+    // SAFETY: an array of 64 bytes, exclusively borrowed; the store has no alignment.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), value) }
+}
+
+/// Four codes, in every lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn four_codes(q: &[i8; 256], step: usize) -> __m512i {
+    assert!(step < 64);
+    // SAFETY: bytes 4 * step .. 4 * step + 4 of 256, read without alignment.
+    _mm512_set1_epi32(unsafe { q.as_ptr().cast::<i32>().add(step).read_unaligned() })
+}
+
+/// How far ahead of the blocks in work weights are prefetched, in bytes. A thread needs some 3 KiB in flight (30 GB/s for 100 ns), but asks
+/// for them in bursts; Q4_K, T = 1, one thread of a Zen 5: 23 GB/s at 2 KiB, 28 at 4, 32 at 8, 35 at 12 and 16, of 38 that a plain loop reads.
+pub(super) const AHEAD: usize = 12 << 10;
+
+/// The address `distance` bytes ahead in a stream: in these bytes, or, behind their end, in those that come next.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    start: *const u8,
+    len: usize,
+    next: *const u8,
+}
+
+impl Ahead {
+    pub(super) fn new(start: *const u8, len: usize, next: *const u8) -> Self {
+        Ahead { start, len, next }
+    }
+
+    /// The address that stands for byte `at` of the stream.
+    #[inline(always)]
+    pub(super) fn at(&self, at: usize) -> *const u8 {
+        if at < self.len || self.next.is_null() { self.start.wrapping_add(at) } else { self.next.wrapping_add(at - self.len) }
+    }
+}
+
+/// Asks for the lines of `bytes` bytes to be brought to the first-level cache. Harmless at any address.
+#[inline(always)]
+pub(super) fn prefetch(at: *const u8, bytes: usize) {
+    for offset in (0..bytes).step_by(64) {
+        // SAFETY: a prefetch does not fault and changes nothing but caches.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(offset).cast()) };
+    }
+}
+
+/// As [`prefetch`], to the second-level cache.
+#[inline(always)]
+pub(super) fn prefetch2(at: *const u8, bytes: usize) {
+    for offset in (0..bytes).step_by(64) {
+        // SAFETY: a prefetch does not fault and changes nothing but caches.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(offset).cast()) };
+    }
+}
+
+/// 16 rows of 256 weights (64 for the float formats), a row per lane.
+#[repr(C, align(64))]
+pub(super) struct Panel {
+    /// Step s: codes 4s..4s+4 of each row. For the float formats, weight s of each row as f32.
+    pub(super) w: [[u8; 64]; 64],
+    /// Scale of each group, per row.
+    pub(super) scale: [[f32; 16]; 16],
+    /// Min of each group, per row.
+    pub(super) min: [[f32; 16]; 16],
+}
+
+/// Scratch lines as two panels.
+///
+/// # Panics
+/// If there are too few.
+#[inline]
+pub(super) fn panels(lines: &mut [Line]) -> &mut [Panel; 2] {
+    const { assert!(size_of::<[Panel; 2]>() == super::super::PANEL_LINES * 64 && align_of::<Panel>() == 64) };
+    assert!(lines.len() >= super::super::PANEL_LINES);
+    // SAFETY: enough bytes at the alignment of a line, which is that of a panel; any bits are numbers; the borrow is exclusive.
+    unsafe { &mut *lines.as_mut_ptr().cast() }
+}
+
+/// Dwords of 16 rows, a row per lane: result i holds bytes 4i..4i+4 of each row's 16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn transpose<'a>(row: impl Fn(usize) -> &'a [u8; 16]) -> [__m512i; 4] {
+    // Register i holds rows i, i + 4, i + 8, i + 12, so that two rounds of unpacking inside the 128-bit lanes leave the rows in order.
+    let rows: [__m512i; 4] = each(|i| {
+        let v = _mm512_castsi128_si512(load16(row(i)));
+        let v = _mm512_inserti32x4::<1>(v, load16(row(i + 4)));
+        let v = _mm512_inserti32x4::<2>(v, load16(row(i + 8)));
+        _mm512_inserti32x4::<3>(v, load16(row(i + 12)))
+    });
+    let (a, b) = (_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[0], rows[1]));
+    let (c, d) = (_mm512_unpacklo_epi32(rows[2], rows[3]), _mm512_unpackhi_epi32(rows[2], rows[3]));
+    [_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)]
+}

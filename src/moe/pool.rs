@@ -1,0 +1,250 @@
+//! Threads: how a region of the operation runs on several of them.
+//!
+//! Owns: [`ParallelFor`], which a caller implements to lend its own threads (the plug-in: the host's OpenMP team), and [`Pool`], for those
+//! who have none. Must not know: tasks, weights.
+//!
+//! A region ends when all its calls have returned; that is the operation's only kind of barrier, so an implementation may run the calls one
+//! after the other, on fewer threads, or in any order. The pool's workers spin for at most some 20 microseconds after a region (the next one
+//! of the same operation follows at once), then block: an idle pool costs nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::error::{Error, Result};
+
+/// Runs a function on several threads.
+pub trait ParallelFor {
+    /// How many calls a region consists of; at least 1.
+    fn threads(&self) -> usize;
+
+    /// Calls `body(i)` once for every `i` in `0..threads()`, and returns when all calls have returned.
+    fn run(&self, body: &(dyn Fn(usize) + Sync));
+}
+
+/// No other threads.
+#[derive(Clone, Copy, Debug)]
+pub struct Serial;
+
+impl ParallelFor for Serial {
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn run(&self, body: &(dyn Fn(usize) + Sync)) {
+        body(0);
+    }
+}
+
+/// A reference to the body of the current region, with its lifetime forgotten.
+#[derive(Clone, Copy)]
+struct Body(*const (dyn Fn(usize) + Sync));
+
+// SAFETY: the body is `Sync`, and the pointer is used only while `Pool::run` keeps the body alive.
+unsafe impl Send for Body {}
+
+struct Job {
+    /// Number of the region; a worker that has seen another number has work.
+    region: u64,
+    body: Option<Body>,
+    stop: bool,
+}
+
+struct Shared {
+    job: Mutex<Job>,
+    wake: Condvar,
+    /// Copy of `job.region`, for those who spin.
+    region: AtomicU64,
+    /// Workers that have not finished the region.
+    running: AtomicUsize,
+    done: Mutex<()>,
+    all_done: Condvar,
+    panicked: AtomicBool,
+}
+
+/// Worker threads that belong to one owner.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// One region at a time.
+    busy: Mutex<()>,
+}
+
+/// Rounds of `spin_loop` before blocking: some 20 microseconds.
+const SPINS: u32 = 2000;
+
+impl Pool {
+    /// A pool of `threads` threads, one of them being whoever calls [`ParallelFor::run`].
+    ///
+    /// # Errors
+    /// [`crate::error::Status::InvalidArgument`] for no or more than 1024 threads; the operating system's error if it gives no more threads.
+    pub fn new(threads: usize) -> Result<Pool> {
+        if !(1..=1024).contains(&threads) {
+            return Err(Error::invalid(format!("a pool of {threads} threads")));
+        }
+        let shared = Arc::new(Shared {
+            job: Mutex::new(Job { region: 0, body: None, stop: false }),
+            wake: Condvar::new(),
+            region: AtomicU64::new(0),
+            running: AtomicUsize::new(0),
+            done: Mutex::new(()),
+            all_done: Condvar::new(),
+            panicked: AtomicBool::new(false),
+        });
+        let mut pool = Pool { shared, workers: Vec::new(), busy: Mutex::new(()) };
+        for i in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let worker = std::thread::Builder::new().name(format!("berth-{i}")).spawn(move || work(&shared, i));
+            pool.workers.push(worker.map_err(|cause| Error::os("start a worker thread", &cause))?);
+        }
+        Ok(pool)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn work(shared: &Shared, index: usize) {
+    let mut seen = 0;
+    loop {
+        for _ in 0..SPINS {
+            if shared.region.load(Ordering::Acquire) != seen {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let body = {
+            let mut job = lock(&shared.job);
+            while job.region == seen && !job.stop {
+                job = shared.wake.wait(job).unwrap_or_else(PoisonError::into_inner);
+            }
+            if job.stop {
+                return;
+            }
+            seen = job.region;
+            job.body
+        };
+        if let Some(Body(body)) = body {
+            // SAFETY: `Pool::run` published this body and does not return before `running` is 0, which this thread has still to lower.
+            let body = unsafe { &*body };
+            if catch_unwind(AssertUnwindSafe(|| body(index))).is_err() {
+                shared.panicked.store(true, Ordering::Relaxed);
+            }
+        }
+        if shared.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            drop(lock(&shared.done));
+            shared.all_done.notify_one();
+        }
+    }
+}
+
+impl ParallelFor for Pool {
+    fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// # Panics
+    /// If a call panics, after all have ended.
+    fn run(&self, body: &(dyn Fn(usize) + Sync)) {
+        if self.workers.is_empty() {
+            return body(0);
+        }
+        let _one_at_a_time = lock(&self.busy);
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes. The workers use the pointer before they lower `running` to 0, and this function waits for that on
+        // every path: the caller's own call is inside `catch_unwind`.
+        let body_ptr: *const (dyn Fn(usize) + Sync + 'static) = unsafe { std::mem::transmute(std::ptr::from_ref(body)) };
+        shared.running.store(self.workers.len(), Ordering::Relaxed);
+        {
+            let mut job = lock(&shared.job);
+            job.region += 1;
+            job.body = Some(Body(body_ptr));
+            shared.region.store(job.region, Ordering::Release);
+        }
+        shared.wake.notify_all();
+        let own = catch_unwind(AssertUnwindSafe(|| body(0)));
+        for _ in 0..SPINS {
+            if shared.running.load(Ordering::Acquire) == 0 {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let mut done = lock(&shared.done);
+        while shared.running.load(Ordering::Acquire) != 0 {
+            done = shared.all_done.wait(done).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(done);
+        let others = shared.panicked.swap(false, Ordering::Relaxed);
+        if let Err(panic) = own {
+            std::panic::resume_unwind(panic);
+        }
+        assert!(!others, "a worker of the pool panicked");
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        lock(&self.shared.job).stop = true;
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker ends by itself; it cannot have panicked outside `catch_unwind`.
+            drop(worker.join());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_region_calls_every_index_once() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads).unwrap();
+            for region in 0..200 {
+                let calls: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(&|i| {
+                    calls[i].fetch_add(region + 1, Ordering::Relaxed);
+                });
+                assert!(calls.iter().all(|c| c.load(Ordering::Relaxed) == region + 1));
+                if region % 50 == 0 {
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_call_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(3).unwrap();
+        for bad in 0..3 {
+            assert!(catch_unwind(AssertUnwindSafe(|| pool.run(&|i| assert_ne!(i, bad)))).is_err());
+            let count = AtomicUsize::new(0);
+            pool.run(&|_| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 3);
+        }
+    }
+
+    #[test]
+    fn an_idle_pool_uses_no_processor_time() {
+        let pool = Pool::new(4).unwrap();
+        pool.run(&|_| {});
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let ticks = || -> u64 {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+            let stats = tasks.filter_map(|t| std::fs::read_to_string(t.unwrap().path().join("stat")).ok());
+            // utime is the 12th field after the name, which may hold spaces; stime is the next.
+            let workers = stats.filter(|s| s.contains("(berth-"));
+            workers
+                .map(|s| s.rsplit(')').next().unwrap().split_whitespace().skip(11).take(2).map(|n| n.parse::<u64>().unwrap()).sum::<u64>())
+                .sum()
+        };
+        let before = ticks();
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        assert!(ticks() - before <= 1, "workers of other tests may add a tick, spinning would add 60");
+    }
+}
