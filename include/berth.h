@@ -146,7 +146,7 @@ enum berth_memory {
 struct berth_loader;
 
 /**
- * An ordered list of rules. It may not be changed once a loader uses it.
+ * An ordered list of rules. It may not be changed once a loader uses it, nor by one thread while another uses it.
  */
 struct berth_rules;
 
@@ -419,7 +419,7 @@ struct berth_rule {
      */
     size_t struct_size;
     /**
-     * The regular expression (ECMAScript, searched for anywhere in the tensor's name). Valid until the rules are changed or freed.
+     * The regular expression (ECMAScript, searched for anywhere in the tensor's name). Valid until the rules are freed.
      */
     const char *pattern;
     /**
@@ -569,7 +569,7 @@ size_t berth_loader_tensor_count(const struct berth_loader *loader);
 const struct berth_tensor *berth_loader_tensor(const struct berth_loader *loader, size_t index);
 
 /**
- * Gets memory for every tensor: one buffer per place. Page-locked memory that cannot be had becomes the file's mapping if the file is mapped,
+ * Gets memory for every tensor: one buffer per place. Page-locked memory or an arena that cannot be had becomes the file's mapping if the file is mapped,
  * else ordinary memory; with `BERTH_STRICT=1` that is an error. After an error nothing is allocated, and it may be tried again.
  *
  * # Safety
@@ -713,7 +713,7 @@ size_t berth_rules_count(const struct berth_rules *rules);
  * # Safety
  * `rules` must be NULL, which is an error, or valid; `rule` must be NULL, which is an error, or point at a struct whose `struct_size` is set.
  */
-enum berth_status berth_rules_get(struct berth_rules *rules,
+enum berth_status berth_rules_get(const struct berth_rules *rules,
                                   size_t index,
                                   struct berth_rule *rule);
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use crate::error::{Error, Result, Status};
-use crate::log::Level;
+use crate::log::{self, Level};
 
 /// Version of this library, "major.minor.patch".
 pub const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
@@ -38,13 +38,14 @@ impl Default for Config {
     }
 }
 
-/// The settings of this process, read at the first call. Later changes of the environment have no effect.
+/// The settings of this process, read at the first call, which also sets the level of the log. Later changes of the environment have no effect.
 ///
 /// # Errors
 /// [`Status::Config`] if any variable has a bad value; the same error on every call.
 pub fn get() -> Result<&'static Config> {
     static CONFIG: OnceLock<Result<Config>> = OnceLock::new();
-    CONFIG.get_or_init(|| Config::from_lookup(|name| std::env::var_os(name))).as_ref().map_err(Clone::clone)
+    let read = || Config::from_lookup(|name| std::env::var_os(name)).inspect(|config| log::set_threshold(config.log));
+    CONFIG.get_or_init(read).as_ref().map_err(Clone::clone)
 }
 
 impl Config {

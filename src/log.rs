@@ -51,7 +51,7 @@ pub fn write(level: Level, message: fmt::Arguments<'_>) {
     if level as u8 > THRESHOLD.load(Ordering::Relaxed) {
         return;
     }
-    let line = format!("berth: {message}");
+    let line = one_line(&format!("berth: {message}"));
     // The lock is not held while the sink runs: a host's log may call back into us.
     let sink = {
         let sinks = SINKS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,6 +61,11 @@ pub fn write(level: Level, message: fmt::Arguments<'_>) {
         Some(sink) => sink(level, &line),
         None => to_stderr(&line),
     }
+}
+
+/// The text without control characters: a path in it must not be able to break the line or to speak to a terminal.
+pub fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 fn to_stderr(line: &str) {

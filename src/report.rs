@@ -7,6 +7,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
@@ -235,15 +236,24 @@ pub fn to_json() -> String {
 pub fn changed() {
     static WRITING: Mutex<()> = Mutex::new(());
     let Ok(Some(path)) = config::get().map(|c| c.report.as_deref()) else { return };
-    let _one_at_a_time = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Err(error) = write_file(path, to_json().as_bytes()) {
-        static ONCE: std::sync::Once = std::sync::Once::new();
-        ONCE.call_once(|| log::error!("BERTH_REPORT: {error}"));
+    let written = {
+        let _one_at_a_time = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        replace_file(path, to_json().as_bytes())
+    };
+    // No lock is held while the line is written: a log may call back into us.
+    if let Err(error) = written {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            log::error!("BERTH_REPORT: {error}");
+        }
     }
 }
 
-/// Replaces the file as a whole: a reader sees the old or the new content, and a symbolic link in its place is replaced, not followed.
-fn write_file(path: &Path, content: &[u8]) -> Result<()> {
+/// Replaces a file as a whole: a reader sees the old or the new content, and a symbolic link in its place is replaced, not followed.
+///
+/// # Errors
+/// If the path leads to something that is not a regular file, or the operating system refuses.
+pub fn replace_file(path: &Path, content: &[u8]) -> Result<()> {
     let named = |what: &str, path: &Path, e: std::io::Error| Error::os(format_args!("{what} {}", path.display()), &e);
     if let Ok(there) = std::fs::symlink_metadata(path)
         && !there.is_file()
@@ -260,7 +270,8 @@ fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     let temporary = PathBuf::from(temporary);
     let _ = std::fs::remove_file(&temporary);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&temporary);
-    let mut file = file.map_err(|e| named("make", &temporary, e))?;
+    // Not under the number of a closed standard stream, where other threads may print. (A clone's number is above those.)
+    let mut file = file.and_then(|f| f.try_clone()).map_err(|e| named("make", &temporary, e))?;
     let written = file.write_all(content).map_err(|e| named("write", &temporary, e));
     let renamed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(|e| named("replace", path, e)));
     if renamed.is_err() {
@@ -308,17 +319,17 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("berth-report-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let (file, link, victim) = (dir.join("r.json"), dir.join("link.json"), dir.join("victim"));
-        write_file(&file, b"one").unwrap();
-        write_file(&file, b"two").unwrap();
+        replace_file(&file, b"one").unwrap();
+        replace_file(&file, b"two").unwrap();
         assert_eq!(std::fs::read(&file).unwrap(), b"two");
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         std::fs::write(&victim, b"precious").unwrap();
         std::os::unix::fs::symlink(&victim, &link).unwrap();
-        write_file(&link, b"three").unwrap();
+        replace_file(&link, b"three").unwrap();
         assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
-        assert!(write_file(Path::new("/dev/null"), b"x").is_err_and(|e| e.message.contains("/dev/null")));
-        assert!(write_file(&dir, b"x").is_err());
-        assert!(write_file(&dir.join("missing/r.json"), b"x").is_err());
+        assert!(replace_file(Path::new("/dev/null"), b"x").is_err_and(|e| e.message.contains("/dev/null")));
+        assert!(replace_file(&dir, b"x").is_err());
+        assert!(replace_file(&dir.join("missing/r.json"), b"x").is_err());
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 3, "no temporary file is left");
         std::fs::remove_dir_all(&dir).unwrap();
     }

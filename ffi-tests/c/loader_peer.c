@@ -1,10 +1,10 @@
 /*
  * A loader in C over berth.h: opens a model, creates every tensor, allocates, fills, and compares every byte with the file.
  *
- *   loader_peer MODEL [--rules TEXT] [--no-mmap] [--cancel] [--part FILE]...
+ *   loader_peer MODEL [--rules TEXT] [--no-mmap] [--cancel] [--replace FILE] [--part FILE]...
  *
  * One line per tensor: name, place, memory, rule, overridden, downgraded, reason, bytes, whether all bytes equal the file's. The files of a split
- * model are named by --part, in order. With --cancel the first fill is cancelled, and a second one completes it.
+ * model are named by --part, in order. With --replace that file is renamed over the model after it was opened. With --cancel the first fill is cancelled, and a second one completes it.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <berth.h>
@@ -67,7 +67,8 @@ static bool equals_file(const struct berth_tensor *t, const char *path) {
 int main(int argc, char **argv) {
     const char *rules_text = NULL, *parts[64];
     size_t n_parts = 0;
-    bool cancel = false;
+    bool cancel = false, all_same = true;
+    const char *replace = NULL;
     struct berth_load load = {.struct_size = sizeof load};
     check(berth_load_init(&load), "berth_load_init");
     for (int i = 2; i < argc; i++) {
@@ -75,6 +76,8 @@ int main(int argc, char **argv) {
             rules_text = argv[++i];
         } else if (strcmp(argv[i], "--part") == 0 && i + 1 < argc && n_parts < 64) {
             parts[n_parts++] = argv[++i];
+        } else if (strcmp(argv[i], "--replace") == 0 && i + 1 < argc) {
+            replace = argv[++i];
         } else if (strcmp(argv[i], "--no-mmap") == 0) {
             load.mmap = false;
         } else if (strcmp(argv[i], "--cancel") == 0) {
@@ -103,6 +106,9 @@ int main(int argc, char **argv) {
             return 1;
         }
     }
+    if (replace && rename(replace, argv[1]) != 0) {
+        return 2;
+    }
     check(berth_loader_alloc(loader), "berth_loader_alloc");
     struct progress progress = {0, 0, 0, cancel};
     enum berth_status filled = berth_loader_fill(loader, on_progress, &progress);
@@ -122,6 +128,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < berth_loader_tensor_count(loader); i++) {
         const struct berth_tensor *t = berth_loader_tensor(loader, i);
         bool same = t->part < n_parts && equals_file(t, parts[t->part]);
+        all_same = all_same && same;
         printf("%s\t%s\t%s\t%d\t%d\t%d\t%s\t%zu\t%s\n", t->name, t->target, berth_memory_text((int) t->memory), t->rule, t->buft_overridden,
                t->downgraded, t->reason, t->bytes, same ? "same" : "DIFFERENT");
     }
@@ -132,5 +139,5 @@ int main(int argc, char **argv) {
     }
     berth_loader_free(loader);
     berth_rules_free(rules);
-    return 0;
+    return all_same ? 0 : 1;
 }

@@ -158,13 +158,60 @@ fn a_model_in_three_files_is_loaded_from_all_of_them() {
 }
 
 #[test]
+fn a_process_without_standard_streams_keeps_its_messages_out_of_the_weights() {
+    let scratch = Scratch::new();
+    let program = peer(&scratch, "loader_peer");
+    for closed in ["<&- >&- 2>&-", "<&- 2>&-", ">&- 2>&-", "2>&-"] {
+        let mut shell = plain("sh");
+        shell
+            .args(["-c", &format!(r#"exec "$0" "$@" {closed}"#)])
+            .arg(&program)
+            .arg(small())
+            .args(["--rules", "exps=ARENA,attn=CUDA_Host"]);
+        shell.env("BERTH_ARENA_DIR", scratch.path().join("streams"));
+        let output = ffi_tests::run::run(shell, std::time::Duration::from_secs(60)).unwrap();
+        assert_eq!(output.status.and_then(|s| s.code()), Some(0), "{closed}: {}", output.stdout);
+    }
+}
+
+#[test]
+fn a_file_that_is_replaced_while_it_is_open_is_not_mixed_with_its_successor() {
+    let scratch = Scratch::new();
+    let program = peer(&scratch, "loader_peer");
+    let (model, other) = (scratch.path().join("model.gguf"), scratch.path().join("other.gguf"));
+    fs::copy(small(), &model).unwrap();
+    fs::write(&other, vec![0xA5; fs::metadata(&model).unwrap().len() as usize]).unwrap();
+    // What is compared with is the file that was opened, under its second name.
+    let first = scratch.path().join("first.gguf");
+    fs::hard_link(&model, &first).unwrap();
+    let args = ["--rules", "exps=ARENA", "--part", first.to_str().unwrap(), "--replace", other.to_str().unwrap()];
+    load(&program, &scratch, &model, &args, &[]);
+}
+
+#[test]
+fn a_bad_setting_is_refused_and_the_log_level_is_obeyed() {
+    let scratch = Scratch::new();
+    let program = peer(&scratch, "loader_peer");
+    let mut bad = plain(&program);
+    bad.arg(small()).env("BERTH_LOG", "bogus");
+    let output = ffi_tests::run::run(bad, std::time::Duration::from_secs(60)).unwrap();
+    assert!(output.stdout.contains("ERROR berth_loader_open: 7 ") && output.stdout.contains("BERTH_LOG"), "{}", output.stdout);
+    let quiet = load(&program, &scratch, &small(), &["--rules", "exps=CUDA_Host"], &[("BERTH_LOG", "off")]);
+    assert_eq!(quiet.stderr, "");
+}
+
+#[test]
 fn a_file_that_is_cut_or_gone_is_an_error_that_names_it() {
     let scratch = Scratch::new();
     let program = peer(&scratch, "loader_peer");
     let cut = scratch.path().join("cut.gguf");
     let whole = fs::read(small()).unwrap();
     fs::write(&cut, &whole[..whole.len() - 1]).unwrap();
-    for (path, status) in [(cut.as_path(), 12), (Path::new("/nonexistent/m.gguf"), 11), (scratch.path(), 3), (Path::new("/dev/null"), 12)] {
+    let pipe = scratch.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for (path, status) in
+        [(pipe.as_path(), 3), (cut.as_path(), 12), (Path::new("/nonexistent/m.gguf"), 11), (scratch.path(), 3), (Path::new("/dev/null"), 3)]
+    {
         let mut command = plain(&program);
         command.arg(path);
         let output = ffi_tests::run::run(command, std::time::Duration::from_secs(60)).unwrap();

@@ -48,8 +48,7 @@ static INSTANCES: Mutex<Vec<&'static Instance>> = Mutex::new(Vec::new());
 /// # Errors
 /// [`crate::error::Status::Config`] or [`crate::error::Status::HostMismatch`]: then this process goes on without Berth.
 pub fn instance() -> Result<&'static Instance> {
-    let config = config::get()?;
-    log::set_threshold(config.log);
+    config::get()?;
     let mut instances = INSTANCES.lock().unwrap_or_else(PoisonError::into_inner);
     let known = |id| instances.iter().copied().find(|i| i.host.id() == id);
     let instance = Host::find(known, Instance::link)?;
@@ -68,12 +67,12 @@ pub fn instance_or_log() -> Option<&'static Instance> {
         Err(error) => {
             // The host tries again at every `-ot`; the same line again would tell nothing new.
             static LAST: Mutex<Option<String>> = Mutex::new(None);
-            let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = LAST.lock().unwrap_or_else(PoisonError::into_inner).replace(error.message.clone());
+            // The lock is not held while the line is written: a log may call back into us.
             if last.as_ref() != Some(&error.message) {
-                log::error!("not loaded: {error}");
-                *last = Some(error.message);
                 // The host closes a library that it cannot use; then this memory would be lost, and the line be written again.
                 stay_loaded();
+                log::error!("not loaded: {error}");
             }
             None
         }

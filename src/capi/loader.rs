@@ -10,6 +10,7 @@ use super::rules::Rules;
 use super::{input, status};
 use crate::abi::{ggml_backend_buffer, guard};
 use crate::backend::{self, Kind};
+use crate::config;
 use crate::error::{Error, Result, Status};
 use crate::loader;
 use crate::placement::{self, Target, Targets};
@@ -25,7 +26,7 @@ pub struct Loader {
 
 struct View {
     info: TensorInfo,
-    #[expect(dead_code, reason = "`info` points into it")]
+    /// `info` points into it.
     target: CString,
 }
 
@@ -66,16 +67,19 @@ pub struct TensorInfo {
 }
 
 impl Loader {
-    /// Brings what C sees up to date.
-    fn refresh(&mut self) -> Result<()> {
-        for (at, tensor) in self.loader.tensors().enumerate() {
+    /// Brings what C sees up to date, from the tensor `first` on. The text of a place stays where it is while it says the same.
+    fn refresh(&mut self, first: usize) -> Result<()> {
+        for (at, tensor) in self.loader.tensors().enumerate().skip(first) {
             let d = &tensor.decision;
-            let target = CString::new(d.target.as_ref().map_or("", Target::name)).unwrap_or_default();
+            let place = d.target.as_ref().map_or("", Target::name);
+            let target = match self.views.get_mut(at) {
+                Some(old) if old.target.as_bytes() == place.as_bytes() => std::mem::take(&mut old.target),
+                _ => CString::new(place).unwrap_or_default(),
+            };
             let (reason, reason_text) = reason_texts(d.reason);
-            let number = |n: u64| i64::try_from(n).map_err(|_| Error::invalid("a dimension that is too large"));
             let mut ne = [0; 4];
             for (to, from) in ne.iter_mut().zip(tensor.ne) {
-                *to = number(from)?;
+                *to = i64::try_from(from).map_err(|_| Error::invalid("a dimension that is too large"))?;
             }
             let info = TensorInfo {
                 name: tensor.name.as_ptr(),
@@ -122,6 +126,7 @@ pub unsafe extern "C" fn berth_loader_open(
     loader: *mut *mut Loader,
 ) -> Status {
     status("berth_loader_open", || {
+        config::get()?;
         if path.is_null() {
             return Err(Error::invalid("path is NULL"));
         }
@@ -185,11 +190,9 @@ pub unsafe extern "C" fn berth_create_tensor(
         let (loader, name) = unsafe { (input::handle(loader, "loader")?, input::text(name, "name")?) };
         let make = || {
             let flags = self::flags(flags)?;
-            let Some(made) = loader.loader.create_tensor(name, flags)? else { return Ok(std::ptr::null()) };
-            let made = std::ptr::from_ref(made);
-            loader.refresh()?;
-            let at = loader.loader.tensors().position(|t| std::ptr::eq(t, made));
-            Ok(at.map_or(std::ptr::null(), |at| loader.view(at)))
+            let Some(at) = loader.loader.create_tensor(name, flags)? else { return Ok(std::ptr::null()) };
+            loader.refresh(loader.views.len())?;
+            Ok(loader.view(at))
         };
         // SAFETY: the caller vouches for `tensor`.
         unsafe { input::output(tensor, "tensor", make) }
@@ -216,7 +219,7 @@ pub unsafe extern "C" fn berth_loader_tensor(loader: *const Loader, index: usize
     guard("berth_loader_tensor", std::ptr::null(), || unsafe { loader.as_ref() }.map_or(std::ptr::null(), |l| l.view(index)))
 }
 
-/// Gets memory for every tensor: one buffer per place. Page-locked memory that cannot be had becomes the file's mapping if the file is mapped,
+/// Gets memory for every tensor: one buffer per place. Page-locked memory or an arena that cannot be had becomes the file's mapping if the file is mapped,
 /// else ordinary memory; with `BERTH_STRICT=1` that is an error. After an error nothing is allocated, and it may be tried again.
 ///
 /// # Safety
@@ -227,7 +230,7 @@ pub unsafe extern "C" fn berth_loader_alloc(loader: *mut Loader) -> Status {
         // SAFETY: the caller vouches for `loader`.
         let loader = unsafe { input::handle(loader, "loader") }?;
         loader.loader.allocate()?;
-        loader.refresh()
+        loader.refresh(0)
     })
 }
 

@@ -32,7 +32,7 @@ thread_local! {
 
 /// Keeps a failure for `berth_last_error`, and gives its status.
 fn keep(error: &Error) -> Status {
-    let text = CString::new(error.message.replace('\0', "?")).unwrap_or_default();
+    let text = CString::new(log::one_line(&error.message)).unwrap_or_default();
     LAST_ERROR.with_borrow_mut(|last| *last = Last { text, status: error.status, position: error.position });
     error.status
 }

@@ -8,10 +8,10 @@ use crate::abi::guard;
 use crate::error::{Error, Position, Result, Status};
 use crate::placement::{self, RuleError, Targets};
 
-/// An ordered list of rules. It may not be changed once a loader uses it.
+/// An ordered list of rules. It may not be changed once a loader uses it, nor by one thread while another uses it.
 pub struct Rules {
     pub(super) rules: Arc<placement::Rules>,
-    /// What `berth_rules_get` has handed out, so that it stays valid.
+    /// Pattern and target of each rule, as C sees them.
     texts: Vec<[CString; 2]>,
 }
 
@@ -21,7 +21,7 @@ pub struct Rules {
 pub struct RuleInfo {
     /// `sizeof(struct berth_rule)`, set by the caller.
     pub struct_size: usize,
-    /// The regular expression (ECMAScript, searched for anywhere in the tensor's name). Valid until the rules are changed or freed.
+    /// The regular expression (ECMAScript, searched for anywhere in the tensor's name). Valid until the rules are freed.
     pub pattern: *const c_char,
     /// The name of the place. Valid as long.
     pub target: *const c_char,
@@ -44,7 +44,8 @@ impl Rules {
     fn change(&mut self, change: impl FnOnce(&mut placement::Rules) -> std::result::Result<(), RuleError>) -> Result<()> {
         let rules = Arc::get_mut(&mut self.rules).ok_or_else(|| Error::invalid("the rules are in use by a loader"))?;
         change(rules)?;
-        self.texts.clear();
+        let text = |t: &str| CString::new(t).unwrap_or_default();
+        self.texts.extend(rules.iter().skip(self.texts.len()).map(|r| [text(r.pattern().as_str()), text(r.target().name())]));
         Ok(())
     }
 }
@@ -156,15 +157,11 @@ pub unsafe extern "C" fn berth_rules_count(rules: *const Rules) -> usize {
 /// # Safety
 /// `rules` must be NULL, which is an error, or valid; `rule` must be NULL, which is an error, or point at a struct whose `struct_size` is set.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn berth_rules_get(rules: *mut Rules, index: usize, rule: *mut RuleInfo) -> Status {
+pub unsafe extern "C" fn berth_rules_get(rules: *const Rules, index: usize, rule: *mut RuleInfo) -> Status {
     status("berth_rules_get", || {
         // SAFETY: the caller vouches for `rules`.
-        let rules = unsafe { input::handle(rules, "rules") }?;
+        let rules = unsafe { rules.as_ref() }.ok_or_else(|| Error::invalid("rules is NULL"))?;
         let wanted = rules.rules.get(index).ok_or_else(|| Error::invalid(format!("rule {index} of {}", rules.rules.len())))?;
-        if rules.texts.is_empty() {
-            let text = |t: &str| CString::new(t).unwrap_or_default();
-            rules.texts = rules.rules.iter().map(|r| [text(r.pattern().as_str()), text(r.target().name())]).collect();
-        }
         let [pattern, target] = &rules.texts[index];
         let info = RuleInfo { struct_size: 0, pattern: pattern.as_ptr(), target: target.as_ptr(), matches: wanted.matches() };
         // SAFETY: the caller vouches for `rule`.

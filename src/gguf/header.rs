@@ -2,12 +2,12 @@
 //!
 //! Owns: look-up and decoding of what [`super::parse`] has checked. Must not know: how the bytes came here.
 
-use std::fs::File;
 use std::io::{Cursor, Read, Seek};
 use std::path::Path;
 
 use super::error::Error;
 use super::parse::{self, NOT_KEPT, after_text, raw, text, u32_at, u64_at};
+use super::source::open_regular;
 use super::types::GgmlType;
 use super::value::{Array, Value, ValueType, decode};
 
@@ -102,7 +102,7 @@ impl Header {
     /// # Errors
     /// Any [`Error`]; it names `path`.
     pub fn open(path: &Path) -> Result<Header, Error> {
-        File::open(path).map_err(|e| Error::io(0, &e)).and_then(Header::read).map_err(|e| e.in_file(path))
+        open_regular(path).map_err(|e| Error::io(0, &e)).and_then(Header::read).map_err(|e| e.in_file(path))
     }
 
     /// Reads a header from the front of `source`; its size is taken from its end.

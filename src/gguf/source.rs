@@ -2,7 +2,16 @@
 //!
 //! Owns: the comparison of every length with what is left of the file, before anything is read or allocated. Must not know: GGUF.
 
+use std::fs::File;
 use std::io::{ErrorKind as Io, Read, Seek, SeekFrom};
+use std::path::Path;
+
+/// Opens a regular file. Anything else is refused without waiting for it: a named pipe would make us wait for its writer.
+pub(super) fn open_regular(path: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::Error::other("it is not a regular file")) }
+}
 
 use super::error::{Error, ErrorKind};
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{Error, ErrorKind};
 use super::header::{Header, TensorInfo};
+use super::source::open_regular;
 
 /// `split.count` is a 16-bit number.
 const MOST_PARTS: u64 = 65_535;
@@ -41,7 +42,7 @@ pub struct ModelTensor<'a> {
 impl Part {
     fn open(path: PathBuf) -> Result<Part, Error> {
         let read = || {
-            let file = File::open(&path).map_err(|e| Error::io(0, &e))?;
+            let file = open_regular(&path).map_err(|e| Error::io(0, &e))?;
             let header = Header::read(&file)?;
             Ok((file, header))
         };

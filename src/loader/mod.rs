@@ -70,12 +70,13 @@ impl Loader {
     }
 
     /// Decides where the tensor `name` goes and remembers that it is wanted. `None` if it is not made: it is missing and not required, or
-    /// skipped. With [`Flags::duplicated`] a second use of a tensor in the same place is the same tensor.
+    /// skipped. With [`Flags::duplicated`] a second use of a tensor in the same place is the same tensor. The result is its index in
+    /// [`Loader::tensors`].
     ///
     /// # Errors
     /// [`Status::NotFound`] if it is required and missing; [`Status::InvalidArgument`] if it was created before, or after
     /// [`Loader::allocate`].
-    pub fn create_tensor(&mut self, name: &str, flags: Flags) -> Result<Option<&Tensor>> {
+    pub fn create_tensor(&mut self, name: &str, flags: Flags) -> Result<Option<usize>> {
         if self.stage != Stage::Creating {
             return Err(Error::invalid(format!("create tensor '{}': memory has been allocated already", name.escape_debug())));
         }
@@ -86,7 +87,7 @@ impl Loader {
         let same = self.by_name.get(name).map_or(&[][..], Vec::as_slice);
         if let Some(index) = same.iter().copied().find(|i| shares_memory(&self.tensors[*i].decision, &decision)) {
             if flags.duplicated {
-                return Ok(Some(&self.tensors[index]));
+                return Ok(Some(index));
             }
             return Err(Error::invalid(format!(
                 "tensor '{}' was created before; a second use is asked for as duplicated",
@@ -94,9 +95,10 @@ impl Loader {
             )));
         }
         let tensor = Tensor::new(found, decision)?;
-        self.by_name.entry(name.to_owned()).or_default().push(self.tensors.len());
+        let index = self.tensors.len();
+        self.by_name.entry(name.to_owned()).or_default().push(index);
         self.tensors.push(Box::new(tensor));
-        Ok(self.tensors.last().map(|t| &**t))
+        Ok(Some(index))
     }
 
     /// Every tensor created so far, in the order of their creation.
@@ -193,6 +195,7 @@ impl From<DecideError> for Error {
         let status = match error {
             DecideError::Missing(_) => Status::NotFound,
             DecideError::Strict { .. } => Status::Unsupported,
+            DecideError::NoMemory { .. } => Status::OutOfMemory,
             _ => Status::InvalidArgument,
         };
         Error::new(status, error.to_string())

@@ -158,8 +158,8 @@ fn map(
         let here: Vec<usize> = (0..members.len()).filter(|m| tensors[members[*m]].part == number).collect();
         let ends = here.iter().map(|m| (tensors[members[*m]].offset, tensors[members[*m]].bytes));
         let (Some(first), Some(last)) = (ends.clone().map(|(o, _)| o).min(), ends.map(|(o, b)| o + b as u64).max()) else { continue };
-        let mapping = FileMapping::open(part.path())?;
-        // The file was checked when its header was read; what is mapped now may be another or a shorter one.
+        let mapping = FileMapping::of(part.file(), part.path())?;
+        // The file was checked when its header was read; it may have been cut since.
         let whole = mapping.bytes();
         if (whole.len() as u64) < last {
             let message = format!("{} ends at byte {}, but {last} are needed: it was truncated", part.path().display(), whole.len());

@@ -30,6 +30,8 @@ impl Directory {
     /// # Errors
     /// [`Status::Io`], naming the path, if it is not a directory, is a symbolic link, is not writable, or cannot be opened or made.
     pub fn open(path: &Path, own_parent: bool) -> Result<Directory> {
+        // A trailing `/` or `/.` would lead through a link.
+        let path: &Path = &path.components().collect::<PathBuf>();
         if let Some(parent) = path.parent().filter(|p| own_parent && p.is_symlink()) {
             return Err(Error::new(Status::Io, format!("arena directory {}: {} is a symbolic link", path.display(), parent.display())));
         }
@@ -87,7 +89,7 @@ impl Directory {
         let fd = unsafe { libc::openat(self.fd.as_raw_fd(), c".".as_ptr(), FLAGS | libc::O_TMPFILE, 0o600) };
         if fd >= 0 {
             // SAFETY: a new descriptor that nothing else owns.
-            return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
+            return above_standard(unsafe { OwnedFd::from_raw_fd(fd) });
         }
         match std::io::Error::last_os_error().raw_os_error() {
             // File systems without O_TMPFILE say one of these.
@@ -113,8 +115,14 @@ impl Directory {
         if unsafe { libc::unlinkat(self.fd.as_raw_fd(), name, 0) } != 0 {
             return Err(Error::last_os(format_args!("unlink a file in {}", self.path.display())));
         }
-        Ok(fd)
+        above_standard(fd)
     }
+}
+
+/// The same file under a number above 2: in a process that closed its standard streams, everything that it prints goes to whatever file has
+/// their numbers, and must not go into weights.
+fn above_standard(fd: OwnedFd) -> Result<OwnedFd> {
+    if fd.as_raw_fd() > 2 { Ok(fd) } else { fd.try_clone().map_err(|e| Error::os("duplicate a file descriptor", &e)) }
 }
 
 /// Makes a directory and up to `parents` missing levels above it.
@@ -342,6 +350,9 @@ mod tests {
             assert!(error.message.contains(why) && error.message.contains(path.to_str().unwrap()), "{error}");
         }
         assert!(Directory::open(&file.join("below"), true).is_err());
+        for through in ["link/", "link/.", "link//"] {
+            assert!(Directory::open(&scratch.0.join(through), false).err().unwrap().message.contains("symbolic link"), "{through}");
+        }
         let below = link.join("arena");
         assert!(Directory::open(&below, true).err().unwrap().message.contains("symbolic link"));
         assert!(!scratch.0.join("arena").exists(), "nothing was made through the link");

@@ -19,14 +19,22 @@ impl FileMapping {
     /// # Errors
     /// [`crate::error::Status::Io`], naming the file.
     pub fn open(path: &Path) -> Result<FileMapping> {
+        let file = File::open(path).map_err(|e| Error::os(format_args!("open {}", path.display()), &e))?;
+        FileMapping::of(&file, path)
+    }
+
+    /// Maps an open file; `path` is what messages call it.
+    ///
+    /// # Errors
+    /// As [`FileMapping::open`].
+    pub fn of(file: &File, path: &Path) -> Result<FileMapping> {
         let named = |what: &str, e: std::io::Error| Error::os(format_args!("{what} {}", path.display()), &e);
-        let file = File::open(path).map_err(|e| named("open", e))?;
         if file.metadata().map_err(|e| named("stat", e))?.len() == 0 {
             return Err(named("map", std::io::Error::other("the file is empty")));
         }
         // SAFETY: the mapping is read through raw pointers or for bytes whose every value is valid. A file that another process truncates
         // while it is mapped raises SIGBUS on access, as in every program that maps models; the README says so.
-        let map = unsafe { memmap2::MmapOptions::new().map(&file) }.map_err(|e| named("map", e))?;
+        let map = unsafe { memmap2::MmapOptions::new().map(file) }.map_err(|e| named("map", e))?;
         Ok(FileMapping { map, path: path.to_owned() })
     }
 

@@ -88,6 +88,15 @@ pub enum DecideError {
         /// Why they could not be had.
         why: String,
     },
+    /// Memory could not be had, and there is no other to try.
+    NoMemory {
+        /// The place that was asked for.
+        target: Target,
+        /// Bytes that were asked for.
+        bytes: u64,
+        /// Why they could not be had.
+        why: String,
+    },
 }
 
 impl fmt::Display for DecideError {
@@ -95,6 +104,7 @@ impl fmt::Display for DecideError {
         match self {
             DecideError::Missing(name) => write!(f, "the model has no tensor '{}', which is required", name.escape_debug()),
             DecideError::SlowRule(slow) => slow.fmt(f),
+            DecideError::NoMemory { target, bytes, why } => write!(f, "{bytes} bytes of {target} could not be had: {why}"),
             DecideError::Strict { target, bytes, why } => {
                 write!(f, "{bytes} bytes of {target} could not be had ({why}), and BERTH_STRICT allows no other place")
             }
@@ -167,7 +177,8 @@ pub fn after_failure(decision: Decision, load: &Load, bytes: u64, why: &str, str
     };
     match next {
         Some((memory, reason)) if !strict => Ok(Decision { memory: Some(memory), reason, ..decision }),
-        _ => Err(DecideError::Strict { target, bytes, why: why.to_owned() }),
+        Some(_) => Err(DecideError::Strict { target, bytes, why: why.to_owned() }),
+        None => Err(DecideError::NoMemory { target, bytes, why: why.to_owned() }),
     }
 }
 

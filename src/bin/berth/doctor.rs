@@ -72,23 +72,26 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     findings.push(cuda());
     findings.extend(llama(args.llama.as_deref()));
     findings.extend(plug_in());
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&findings).unwrap_or_default());
-    } else {
-        let width = findings.iter().map(|f| f.item.len()).max().unwrap_or(0);
-        for f in &findings {
-            let mark = match f.verdict {
-                Verdict::Good => "ok  ",
-                Verdict::Note => "note",
-                Verdict::Bad => "BAD ",
-            };
-            println!("{mark}  {:width$}  {}", f.item, f.found);
-            if let Some(hint) = &f.hint {
-                println!("      {:width$}  -> {hint}", "");
-            }
+    let text = if args.json { serde_json::to_string_pretty(&findings).unwrap_or_default() + "\n" } else { table(&findings) };
+    let code = if findings.iter().any(|f| f.verdict == Verdict::Bad) { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+    crate::finish("doctor", crate::print(&text).map(|()| code))
+}
+
+fn table(findings: &[Finding]) -> String {
+    let width = findings.iter().map(|f| f.item.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for f in findings {
+        let mark = match f.verdict {
+            Verdict::Good => "ok  ",
+            Verdict::Note => "note",
+            Verdict::Bad => "BAD ",
+        };
+        text += &format!("{mark}  {:width$}  {}\n", f.item, f.found);
+        if let Some(hint) = &f.hint {
+            text += &format!("      {:width$}  -> {hint}\n", "");
         }
     }
-    if findings.iter().any(|f| f.verdict == Verdict::Bad) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    text
 }
 
 fn processor() -> Finding {
@@ -184,6 +187,9 @@ fn arena_directory(config: &Config, measure: bool) -> Vec<Finding> {
 fn read_rate(dir: &Path) -> Result<f64, String> {
     const BYTES: usize = 256 << 20;
     let text = |e: std::io::Error| e.to_string();
+    system::within_file_limit(BYTES).map_err(|e| e.message)?;
+    let mut target = Vec::new();
+    target.try_reserve_exact(BYTES).map_err(|e| e.to_string())?;
     let path = dir.join(format!("berth-doctor-{}", std::process::id()));
     let mut options = std::fs::OpenOptions::new();
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
@@ -201,7 +207,7 @@ fn read_rate(dir: &Path) -> Result<f64, String> {
         file.write_all(&block).map_err(text)?;
     }
     system::drop_cached(&file).map_err(|e| e.message)?;
-    let mut target = vec![0u8; BYTES];
+    target.resize(BYTES, 0u8);
     let start = Instant::now();
     fill::fill_slice(&file, &path, 0, &mut target).map_err(|e| e.message)?;
     Ok(BYTES as f64 / start.elapsed().as_secs_f64() / 1e9)

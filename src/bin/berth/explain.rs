@@ -1,6 +1,7 @@
 //! `berth explain`: where every tensor of a model would go, and why, before anything is loaded.
 
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -115,13 +116,7 @@ pub(crate) fn long_spelling(arg: OsString) -> OsString {
 
 /// Prints the explanation.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    match explain(args) {
-        Ok(code) => code,
-        Err(message) => {
-            eprintln!("berth explain: {message}");
-            ExitCode::FAILURE
-        }
-    }
+    crate::finish("explain", explain(args))
 }
 
 fn explain(args: &Args) -> Result<ExitCode, String> {
@@ -148,14 +143,13 @@ fn explain(args: &Args) -> Result<ExitCode, String> {
     let machine = Machine { available: system::ram().map(|r| r.available), memlock: system::memlock_limit() };
     let explained = Explanation::of_model(&model, &rules, &load, machine).map_err(|e| e.to_string())?;
     if let Some(path) = &args.html {
-        std::fs::write(path, render::html(&explained)).map_err(|e| format!("{}: {e}", path.display()))?;
-        eprintln!("wrote {}", path.display());
+        let inode = |p: &std::path::Path| std::fs::metadata(p).map(|m| (m.dev(), m.ino())).ok();
+        if model.parts().iter().any(|part| inode(path).is_some_and(|i| inode(part.path()) == Some(i))) {
+            return Err(format!("{} is the model itself", path.display()));
+        }
+        berth::report::replace_file(path, render::html(&explained).as_bytes()).map_err(|e| e.to_string())?;
     }
-    if args.json {
-        println!("{}", render::json(&explained));
-    } else {
-        print!("{}", render::table(&explained, args.all));
-    }
+    crate::print(&if args.json { render::json(&explained) + "\n" } else { render::table(&explained, args.all) })?;
     let idle = explained.rules.iter().any(|r| r.is_idle());
     Ok(if args.strict && (idle || explained.has_unhonoured()) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -29,3 +29,23 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
     }
 }
+
+/// Writes to standard output. A reader that has gone is no failure; anything else is one line.
+pub(crate) fn print(text: &str) -> Result<(), String> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(format!("standard output: {e}")),
+        _ => Ok(()),
+    }
+}
+
+/// The end of a command: success, or one line on standard error.
+pub(crate) fn finish(command: &str, result: Result<ExitCode, String>) -> ExitCode {
+    result.unwrap_or_else(|message| {
+        use std::io::Write;
+        // A closed standard error is no reason to panic.
+        let _ = writeln!(std::io::stderr(), "berth {command}: {message}");
+        ExitCode::FAILURE
+    })
+}
