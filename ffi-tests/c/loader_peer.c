@@ -1,7 +1,7 @@
 /*
  * A loader in C over berth.h: opens a model, creates every tensor, allocates, fills, and compares every byte with the file.
  *
- *   loader_peer MODEL [--rules TEXT] [--no-mmap] [--cancel] [--replace FILE] [--part FILE]...
+ *   loader_peer MODEL [--rules TEXT] [--no-mmap] [--cancel] [--replace FILE] [--noisy] [--part FILE]...
  *
  * One line per tensor: name, place, memory, rule, overridden, downgraded, reason, bytes, whether all bytes equal the file's. The files of a split
  * model are named by --part, in order. With --replace that file is renamed over the model after it was opened. With --cancel the first fill is cancelled, and a second one completes it.
@@ -67,7 +67,7 @@ static bool equals_file(const struct berth_tensor *t, const char *path) {
 int main(int argc, char **argv) {
     const char *rules_text = NULL, *parts[64];
     size_t n_parts = 0;
-    bool cancel = false, all_same = true;
+    bool cancel = false, noisy = false, all_same = true;
     const char *replace = NULL;
     struct berth_load load = {.struct_size = sizeof load};
     check(berth_load_init(&load), "berth_load_init");
@@ -78,6 +78,8 @@ int main(int argc, char **argv) {
             parts[n_parts++] = argv[++i];
         } else if (strcmp(argv[i], "--replace") == 0 && i + 1 < argc) {
             replace = argv[++i];
+        } else if (strcmp(argv[i], "--noisy") == 0) {
+            noisy = true;
         } else if (strcmp(argv[i], "--no-mmap") == 0) {
             load.mmap = false;
         } else if (strcmp(argv[i], "--cancel") == 0) {
@@ -124,6 +126,11 @@ int main(int argc, char **argv) {
     if (progress.calls < 1 || progress.last != progress.total) {
         printf("ERROR progress ended at %llu of %llu\n", (unsigned long long) progress.last, (unsigned long long) progress.total);
         return 1;
+    }
+    /* What a program prints lands in whatever has the number of its stream. */
+    for (int stream = 0; noisy && stream < 3; stream++) {
+        ssize_t written = write(stream, "a message", 9);
+        (void) written;
     }
     for (size_t i = 0; i < berth_loader_tensor_count(loader); i++) {
         const struct berth_tensor *t = berth_loader_tensor(loader, i);

@@ -167,7 +167,7 @@ fn a_process_without_standard_streams_keeps_its_messages_out_of_the_weights() {
             .args(["-c", &format!(r#"exec "$0" "$@" {closed}"#)])
             .arg(&program)
             .arg(small())
-            .args(["--rules", "exps=ARENA,attn=CUDA_Host"]);
+            .args(["--rules", "exps=ARENA,attn=CUDA_Host", "--noisy"]);
         shell.env("BERTH_ARENA_DIR", scratch.path().join("streams"));
         let output = ffi_tests::run::run(shell, std::time::Duration::from_secs(60)).unwrap();
         assert_eq!(output.status.and_then(|s| s.code()), Some(0), "{closed}: {}", output.stdout);
