@@ -5,11 +5,11 @@
 // limit or overflowed the stack.
 //
 // The same two calls as in llama-model-loader.cpp: std::regex with its default grammar, std::regex_search without flags. std::regex_search
-// cannot be interrupted and may recurse without bound, so each pattern has a process of its own.
+// cannot be interrupted and may recurse without bound, so a process of its own works through the patterns, and another one goes on behind
+// the pattern on which it died.
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <regex>
 #include <string>
@@ -21,8 +21,13 @@
 
 namespace {
 
-constexpr long LIMIT_MICROSECONDS = 300 * 1000;
-constexpr size_t MAX_NAMES = 4096;
+constexpr long LIMIT_MICROSECONDS = 100 * 1000;
+
+struct question {
+    std::string pattern;
+    std::vector<std::string> names;
+    size_t at; // where its answer starts
+};
 
 bool read_u32(uint32_t & value) { return std::fread(&value, sizeof value, 1, stdin) == 1; }
 
@@ -35,51 +40,73 @@ bool read_text(std::string & text) {
     return length == 0 || std::fread(text.data(), 1, length, stdin) == length;
 }
 
-void answer(const std::string & pattern, const std::vector<std::string> & names, char * out) {
+void answer(const question & q, char * out) {
     itimerval timer{};
     timer.it_value.tv_usec = LIMIT_MICROSECONDS;
     setitimer(ITIMER_REAL, &timer, nullptr);
     try {
-        const std::regex compiled(pattern);
-        for (size_t i = 0; i < names.size(); ++i) {
-            out[i] = std::regex_search(names[i], compiled) ? '1' : '0';
+        const std::regex compiled(q.pattern);
+        for (size_t i = 0; i < q.names.size(); ++i) {
+            out[i] = std::regex_search(q.names[i], compiled) ? '1' : '0';
         }
     } catch (const std::regex_error &) {
         std::strcpy(out, "E");
     }
 }
 
+void * shared(size_t bytes) {
+    return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
+
 } // namespace
 
 int main() {
-    void * shared = mmap(nullptr, MAX_NAMES + 1, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED) {
-        return 1;
-    }
-    char * out = static_cast<char *>(shared);
-    std::string pattern;
-    while (read_text(pattern)) {
+    std::vector<question> questions;
+    size_t total = 0;
+    question q;
+    while (read_text(q.pattern)) {
         uint32_t count = 0;
-        if (!read_u32(count) || count > MAX_NAMES) {
+        if (!read_u32(count)) {
             return 1;
         }
-        std::vector<std::string> names(count);
-        for (std::string & name : names) {
+        q.names.assign(count, std::string());
+        for (std::string & name : q.names) {
             if (!read_text(name)) {
                 return 1;
             }
         }
-        std::memset(out, 'T', count);
-        out[count] = '\0';
+        q.at = total;
+        total += count + 2;
+        questions.push_back(q);
+    }
+
+    void * answers = shared(total + 1);
+    void * progress = shared(sizeof(size_t));
+    if (answers == MAP_FAILED || progress == MAP_FAILED) {
+        return 1;
+    }
+    char * out = static_cast<char *>(answers);
+    volatile size_t * next = static_cast<size_t *>(progress);
+    for (const question & each : questions) {
+        std::memset(out + each.at, 'T', each.names.size());
+    }
+    while (*next < questions.size()) {
         const pid_t child = fork();
         if (child == 0) {
-            answer(pattern, names, out);
+            for (; *next < questions.size(); *next = *next + 1) {
+                answer(questions[*next], out + questions[*next].at);
+            }
             _exit(0);
         }
         if (child < 0 || waitpid(child, nullptr, 0) != child) {
             return 1;
         }
-        std::puts(out);
+        if (*next < questions.size()) {
+            *next = *next + 1;
+        }
+    }
+    for (const question & each : questions) {
+        std::puts(out + each.at);
     }
     return 0;
 }

@@ -8,16 +8,13 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::path::Path;
 
 use common::{Scratch, TYPES, assert_placed, available, berth, experts, splits};
 use ffi_tests::gguf::Type;
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::models::{self, Spec};
-use ffi_tests::run::{self, Generation, Options, agree, greedy_text};
-use ffi_tests::{cache, tools};
+use ffi_tests::run::{Generation, Options, agree, greedy_text};
 
 /// The one build of llama.cpp whose tools and test programs there are.
 const HOST: &str = "sdist-dl";
@@ -51,7 +48,7 @@ architectures! {
 
 fn architecture(arch: &str) {
     let Some(host) = hosts::require(HOST) else { return };
-    let Some(model) = available("models of test-llama-archs", written_by_test_llama_archs(&host, arch)) else { return };
+    let Some(model) = available("models of test-llama-archs", models::of_architecture(&host, arch)) else { return };
     same_in_every_type_and_mode(&host, &model, &sampled("0102030405060708"));
 }
 
@@ -130,25 +127,4 @@ fn same_in_every_type_and_mode(host: &Host, model: &Path, options: &Options) -> 
 
 fn sampled(prompt: &str) -> Options {
     Options { prompt: prompt.into(), tokens: 96, ..Options::default() }.arg(&["--temp", "1", "--seed", "3"])
-}
-
-/// A tiny model of an architecture with random weights: `test-llama-archs -o`.
-///
-/// In a build with `GGML_BACKEND_DL` that program loads no backend, so it finds no CPU to make the model on; `c/load_backends.c`, preloaded,
-/// does that for it.
-fn written_by_test_llama_archs(host: &Host, arch: &str) -> anyhow::Result<PathBuf> {
-    let recipe = cache::key(&format!("1 {} {arch}", host.package));
-    cache::file("models", &format!("arch-{arch}-{recipe}.gguf"), |path| {
-        let dir = tempfile::tempdir()?;
-        let preloaded = dir.path().join("load_backends.so");
-        let mut cc = tools::command("cc")?;
-        cc.args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-shared", "-fPIC", "-o"]).arg(&preloaded);
-        cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("c/load_backends.c")).arg(host.lib("ggml")?);
-        run::run(cc, Duration::from_secs(60))?.checked("cc load_backends.c")?;
-        let mut write: Command = host.command("test-llama-archs");
-        write.env("LD_PRELOAD", &preloaded).args(["-s", "7", "-a", arch, "-o"]).arg(dir.path());
-        run::run(write, Duration::from_secs(120))?.checked("test-llama-archs")?;
-        std::fs::copy(dir.path().join(format!("{arch}-moe.gguf")), path)?;
-        Ok(())
-    })
 }

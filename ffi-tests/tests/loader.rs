@@ -163,11 +163,11 @@ fn a_process_without_standard_streams_keeps_its_messages_out_of_the_weights() {
     let program = peer(&scratch, "loader_peer");
     for closed in ["<&- >&- 2>&-", "<&- 2>&-", ">&- 2>&-", "2>&-"] {
         let mut shell = plain("sh");
-        shell
-            .args(["-c", &format!(r#"exec "$0" "$@" {closed}"#)])
-            .arg(&program)
-            .arg(small())
-            .args(["--rules", "exps=ARENA,attn=CUDA_Host", "--noisy"]);
+        shell.args(["-c", &format!(r#"exec "$0" "$@" {closed}"#)]).arg(&program).arg(small()).args([
+            "--rules",
+            "exps=ARENA,attn=CUDA_Host",
+            "--noisy",
+        ]);
         shell.env("BERTH_ARENA_DIR", scratch.path().join("streams"));
         let output = ffi_tests::run::run(shell, std::time::Duration::from_secs(60)).unwrap();
         assert_eq!(output.status.and_then(|s| s.code()), Some(0), "{closed}: {}", output.stdout);

@@ -5,7 +5,8 @@
 use berth::placement::{Rules, Targets};
 use libfuzzer_sys::fuzz_target;
 
-const NAMES: [&str; 4] = ["token_embd.weight", "blk.10.ffn_gate_up_exps.weight", "blk.0.attn_q.weight", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"];
+const NAMES: [&str; 4] =
+    ["token_embd.weight", "blk.10.ffn_gate_up_exps.weight", "blk.0.attn_q.weight", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"];
 
 fuzz_target!(|text: &str| {
     let targets = Targets::new(["CUDA0"]);
@@ -22,13 +23,17 @@ fuzz_target!(|text: &str| {
             for name in NAMES {
                 let Ok(all) = rules.all_matches(name) else { continue };
                 assert_eq!(rules.first_match(name).ok().flatten(), all.first());
-                for (i, rule) in rules.iter().enumerate() {
+                // Compiling each pattern again takes most of the time, so not for every input.
+                for (i, rule) in rules.iter().enumerate().filter(|_| text.len() % 8 == 0) {
                     assert_eq!(rule.pattern().is_match(name), Ok(all.as_slice().contains(&i)), "{:?} on {name}", rule.pattern().as_str());
                 }
             }
         }
     }
-    let _ = Rules::parse_bench(&targets, text);
-    // A pattern of its own may contain what separates rules.
-    let _ = rules.push(text, "CPU");
+    match text.as_bytes().first().map_or(0, |b| b % 4) {
+        0 => drop(Rules::parse_bench(&targets, text)),
+        // A pattern of its own may contain what separates rules.
+        1 => drop(rules.push(text, "CPU")),
+        _ => {}
+    }
 });

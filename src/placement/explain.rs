@@ -161,7 +161,7 @@ impl Explanation {
     /// # Errors
     /// A pattern that reached its limit.
     pub fn of_model(model: &Model, rules: &Rules, load: &Load, machine: Machine) -> Result<Explanation, DecideError> {
-        let facts = Facts::of(model.header()).with_tensors(|name| model.tensor(name).map(|t| t.info.name));
+        let facts = Facts::of(model.header()).with_tensors(|name| model.tensor(name).is_some());
         let mut e = explain(facts, model.tensors().map(|t| t.info), rules, load, machine)?;
         model.parts().iter().for_each(|part| e.warn_of_quirks(part.header().quirks()));
         Ok(e)
@@ -172,7 +172,7 @@ impl Explanation {
     /// # Errors
     /// A pattern that reached its limit.
     pub fn of_header(header: &Header, rules: &Rules, load: &Load, machine: Machine) -> Result<Explanation, DecideError> {
-        let facts = Facts::of(header).with_tensors(|name| header.tensor(name).map(|t| t.name));
+        let facts = Facts::of(header).with_tensors(|name| header.tensor(name).is_some());
         let mut e = explain(facts, header.tensors(), rules, load, machine)?;
         e.warn_of_quirks(header.quirks());
         Ok(e)

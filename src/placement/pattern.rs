@@ -97,6 +97,11 @@ pub(super) fn linear_set(patterns: &[&Pattern]) -> meta::Regex {
         // Without it only the leftmost match would be reported, of whichever pattern.
         .match_kind(MatchKind::All)
         .which_captures(WhichCaptures::None)
+        // Only the lazy automaton and, should it give up, the simulation are used to find all patterns that match.
+        .auto_prefilter(false)
+        .onepass(false)
+        .backtrack(false)
+        .dfa(false)
         // The number of states is bounded by `Rules`, and so is memory.
         .nfa_size_limit(None)
         .hybrid_cache_capacity(32 << 20);

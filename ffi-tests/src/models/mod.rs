@@ -1,6 +1,7 @@
 //! Models for the tests, made here and kept in the [cache]: random experts of any size and block format, and a real language
 //! model whose answers are known.
 
+mod arch;
 mod blocks;
 mod quants;
 mod random;
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+pub use arch::of_architecture;
 pub use random::{Family, Spec};
 pub use smollm::{Experts, Split, split_dense};
 
