@@ -1,9 +1,10 @@
 //! The MoE arithmetic against real ggml: decoding bit for bit, and the error of the products next to that of libggml-cpu.
 //!
 //! `c/moe_peer.c` runs ggml. Errors are normalised mean squares against f64 products of the decoded weights with the unrounded activations,
-//! so each side pays for its own rounding of activations. Berth's must be no larger than ggml's, in every tier; both round to 8 bits with the
-//! same steps, so that the two differ by chance by a percent or two.
+//! so each side pays for its own rounding of activations. Berth's must be no larger than ggml's, in every tier. Both round to 8 bits with
+//! almost the same steps, so that one draw may differ by chance by a few percent either way: means over many draws are compared.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,8 +16,37 @@ use berth::moe::{
 };
 use ffi_tests::hosts;
 
-/// Berth's error may exceed ggml's by chance: both are means over some thousand products of the same kind of noise.
-const CHANCE: f64 = 1.03;
+/// The mean over the draws of Berth's error as a share of ggml's may be this. One draw's share varies by 1 to 3 % (few tokens, intermediates
+/// that are rounded anew), so that a mean of [`DRAWS`] varies by under 0.5 %.
+const CHANCE: f64 = 1.02;
+/// How often each block is drawn, per number of tokens.
+const DRAWS: usize = 12;
+
+/// Berth's errors against ggml's: the mean of the shares.
+#[derive(Default)]
+struct Shares(BTreeMap<String, Vec<f64>>);
+
+impl Shares {
+    /// Below 1e-11 both are f32 rounding, 3.5e-15 a step and more where sums and mins cancel: the order of additions. ggml itself
+    /// overflows for Q4_1 and Q5_1 at 1e4: the sum of a block is a half there (Q8_1).
+    fn add(&mut self, what: String, ours: f64, stock: f64) {
+        assert!(ours < 1e-3 || ours <= 2.0 * stock, "{what}: {ours:e}, ggml {stock:e}");
+        let share = if ours < 1e-11 || stock.is_nan() { 0.0 } else { ours / stock };
+        self.0.entry(what).or_default().push(share);
+    }
+
+    fn check(&self) {
+        for (what, shares) in &self.0 {
+            let mean = shares.iter().sum::<f64>() / shares.len() as f64;
+            let worst = shares.iter().copied().fold(0.0, f64::max);
+            println!("{what:40} mean {mean:.4} worst {worst:.4} of {}", shares.len());
+        }
+        for (what, shares) in &self.0 {
+            let mean = shares.iter().sum::<f64>() / shares.len() as f64;
+            assert!(mean <= CHANCE, "{what}: the error is {mean} times that of ggml: {shares:?}");
+        }
+    }
+}
 
 struct Peer {
     program: PathBuf,
@@ -223,32 +253,26 @@ const TWISTS: [Twist; 8] = [
 fn the_error_of_a_product_is_no_larger_than_that_of_ggml() {
     let Some(peer) = Peer::new() else { return };
     let mut rng = Rng::new("product");
+    let mut shares = Shares::default();
     for ty in WeightType::ALL {
-        for (tokens, experts, used) in [(1, 4, 2), (3, 4, 2), (40, 3, 2)] {
+        for (tokens, experts, used, draws) in [(1, 4, 2, 4), (3, 4, 2, 4), (40, 3, 2, 1)] {
             let (k, m) = (1024, 96);
             let bytes = quantised(&peer, &mut rng, ty, k, m * experts);
             let weights = decoded(ty, &bytes, k * m * experts);
             let product = Product { ty, k, m, experts, used, tokens, bytes, weights };
-            for (name, twist) in TWISTS {
+            for (name, twist) in TWISTS.into_iter().flat_map(|twist| std::iter::repeat_n(twist, draws)) {
                 let x: Vec<f32> = rng.normals(k * tokens).into_iter().enumerate().map(|(i, x)| twist(i, x)).collect();
                 let ids = rng.ids(experts, used * tokens);
                 let want = product.exact(&x, &ids);
                 let stock = nmse(&product.stock(&peer, &x, &ids), &want);
                 for isa in tiers() {
                     let ours = nmse(&product.berth(isa, &x, &ids), &want);
-                    println!("{:7} {:6} T={tokens:<3} {name:10} ggml {stock:.3e} berth {ours:.3e}", ty.name(), isa.tier().name());
-                    // Below 1e-11 both are f32 rounding, 3.5e-15 a step and more where sums and mins cancel: the order of additions. ggml itself overflows for Q4_1 and Q5_1 at 1e4: the sum of a
-                    // block is a half there (Q8_1).
-                    assert!(
-                        ours <= stock * CHANCE + 1e-11 || (stock.is_nan() && ours < 1e-3),
-                        "{} {} T={tokens} {name}: {ours:e}, ggml {stock:e}",
-                        ty.name(),
-                        isa.tier().name()
-                    );
+                    shares.add(format!("{} {} T={tokens} {name}", ty.name(), isa.tier().name()), ours, stock);
                 }
             }
         }
     }
+    shares.check();
 }
 
 #[test]
@@ -282,64 +306,67 @@ fn the_error_of_the_whole_block_is_no_larger_than_that_of_ggml() {
     use WeightType::*;
     let pairs =
         [(Q4_K, Q6_K), (Q4_0, Q4_0), (Q8_0, Q8_0), (MXFP4, MXFP4), (IQ4_XS, IQ4_XS), (Q5_K, Q6_K), (Q2_K, Q3_K), (BF16, BF16), (F16, F16)];
+    let mut shares = Shares::default();
     for (ty, down_ty) in pairs {
-        for tokens in [1, 4, 33] {
+        for (tokens, draws) in [(1, DRAWS), (4, DRAWS), (33, 2)] {
             let (d, f, experts, used) = (512, 768, 4, 2);
             let [gate, up] = [0, 1].map(|_| quantised(&peer, &mut rng, ty, d, f * experts));
             let down = quantised(&peer, &mut rng, down_ty, f, d * experts);
-            let (x, ids) = (rng.normals(d * tokens), rng.ids(experts, used * tokens));
-            let routing: Vec<f32> = (0..used * tokens).map(|_| rng.unit() as f32).collect();
+            for _ in 0..draws {
+                let (x, ids) = (rng.normals(d * tokens), rng.ids(experts, used * tokens));
+                let routing: Vec<f32> = (0..used * tokens).map(|_| rng.unit() as f32).collect();
 
-            let exact: Vec<f64> = {
-                let [g, u] = [&gate, &up].map(|b| decoded(ty, b, d * f * experts));
-                let dn = decoded(down_ty, &down, d * f * experts);
-                let dot = |w: &[f32], x: &[f64]| -> f64 { w.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum() };
-                let mut y = vec![0.0; d * tokens];
-                for pair in 0..used * tokens {
-                    let (e, t) = (ids[pair] as usize, pair / used);
-                    let x: Vec<f64> = x[t * d..][..d].iter().map(|v| f64::from(*v)).collect();
-                    let row = |w: &[f32], r: usize| dot(&w[(e * f + r) * d..][..d], &x);
-                    let h: Vec<f64> = (0..f).map(|r| (row(&g, r), row(&u, r))).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-                    for r in 0..d {
-                        y[t * d + r] += f64::from(routing[pair]) * dot(&dn[(e * d + r) * f..][..f], &h);
+                let exact: Vec<f64> = {
+                    let [g, u] = [&gate, &up].map(|b| decoded(ty, b, d * f * experts));
+                    let dn = decoded(down_ty, &down, d * f * experts);
+                    let dot = |w: &[f32], x: &[f64]| -> f64 { w.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum() };
+                    let mut y = vec![0.0; d * tokens];
+                    for pair in 0..used * tokens {
+                        let (e, t) = (ids[pair] as usize, pair / used);
+                        let x: Vec<f64> = x[t * d..][..d].iter().map(|v| f64::from(*v)).collect();
+                        let row = |w: &[f32], r: usize| dot(&w[(e * f + r) * d..][..d], &x);
+                        let h: Vec<f64> = (0..f).map(|r| (row(&g, r), row(&u, r))).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+                        for r in 0..d {
+                            y[t * d + r] += f64::from(routing[pair]) * dot(&dn[(e * d + r) * f..][..f], &h);
+                        }
+                    }
+                    y
+                };
+
+                let numbers = [ty as usize, down_ty as usize, d, f, experts, used, tokens];
+                let parts = peer.floats("chain", &numbers, &[&gate, &up, &down, &bytes_of(&x), &id_bytes(&ids)]);
+                let mut stock = vec![0.0f32; d * tokens];
+                for (pair, part) in parts.chunks(d).enumerate() {
+                    for (y, v) in stock[pair / used * d..].iter_mut().zip(part) {
+                        *y += routing[pair] * v;
                     }
                 }
-                y
-            };
+                let stock = nmse(&stock, &exact);
 
-            let numbers = [ty as usize, down_ty as usize, d, f, experts, used, tokens];
-            let parts = peer.floats("chain", &numbers, &[&gate, &up, &down, &bytes_of(&x), &id_bytes(&ids)]);
-            let mut stock = vec![0.0f32; d * tokens];
-            for (pair, part) in parts.chunks(d).enumerate() {
-                for (y, v) in stock[pair / used * d..].iter_mut().zip(part) {
-                    *y += routing[pair] * v;
-                }
-            }
-            let stock = nmse(&stock, &exact);
-
-            let projection = |bytes, ty, dims| Projection::new(Matrix::packed(bytes, ty, dims).unwrap());
-            let block = Experts {
-                gate: Some(projection(&gate, ty, [d, f, experts])),
-                up: projection(&up, ty, [d, f, experts]),
-                down: projection(&down, down_ty, [f, d, experts]),
-                activation: Activation::SwiGlu,
-                weight_first: false,
-            };
-            for isa in tiers() {
-                let (mut y, mut memory) = (vec![f32::NAN; d * tokens], Vec::new());
-                let pool = Pool::new(2).unwrap();
-                let workspace = workspace(&mut memory, workspace_size(&block, tokens, used, 2).unwrap());
-                let inputs = Inputs {
-                    x: Rows::packed(&x, d, tokens).unwrap(),
-                    ids: Table::packed(&ids, used, tokens).unwrap(),
-                    weights: Some(Table::packed(&routing, used, tokens).unwrap()),
-                    y: RowsMut::packed(&mut y, d, tokens).unwrap(),
+                let projection = |bytes, ty, dims| Projection::new(Matrix::packed(bytes, ty, dims).unwrap());
+                let block = Experts {
+                    gate: Some(projection(&gate, ty, [d, f, experts])),
+                    up: projection(&up, ty, [d, f, experts]),
+                    down: projection(&down, down_ty, [f, d, experts]),
+                    activation: Activation::SwiGlu,
+                    weight_first: false,
                 };
-                forward(&block, &inputs, workspace, table(isa), &pool).unwrap();
-                let ours = nmse(&y, &exact);
-                println!("{:6}/{:6} {:6} T={tokens:<3} ggml {stock:.3e} berth {ours:.3e}", ty.name(), down_ty.name(), isa.tier().name());
-                assert!(ours <= stock * CHANCE + 1e-11, "{} {} T={tokens}: {ours:e}, ggml {stock:e}", ty.name(), isa.tier().name());
+                for isa in tiers() {
+                    let (mut y, mut memory) = (vec![f32::NAN; d * tokens], Vec::new());
+                    let pool = Pool::new(2).unwrap();
+                    let workspace = workspace(&mut memory, workspace_size(&block, tokens, used, 2).unwrap());
+                    let inputs = Inputs {
+                        x: Rows::packed(&x, d, tokens).unwrap(),
+                        ids: Table::packed(&ids, used, tokens).unwrap(),
+                        weights: Some(Table::packed(&routing, used, tokens).unwrap()),
+                        y: RowsMut::packed(&mut y, d, tokens).unwrap(),
+                    };
+                    forward(&block, &inputs, workspace, table(isa), &pool).unwrap();
+                    let ours = nmse(&y, &exact);
+                    shares.add(format!("{}/{} {} T={tokens}", ty.name(), down_ty.name(), isa.tier().name()), ours, stock);
+                }
             }
         }
     }
+    shares.check();
 }
