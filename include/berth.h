@@ -24,6 +24,22 @@ struct ggml_backend_buffer_type;
 struct ggml_backend_buffer;
 
 /**
+ * The routing weight of a choice multiplies the input of gate and up (their biases come after), not the output of down.
+ */
+#define BERTH_MOE_WEIGHT_FIRST 1
+
+/**
+ * `up` holds `2 * f` rows per expert: those of gate, then those of up. Its bias has as many values; its scale is that of both. `gate` is
+ * empty.
+ */
+#define BERTH_MOE_MERGED_GATE_UP 2
+
+/**
+ * Alignment of a workspace, in bytes.
+ */
+#define BERTH_WORKSPACE_ALIGNMENT 64
+
+/**
  * It may be missing from the model.
  */
 #define BERTH_TENSOR_NOT_REQUIRED 1
@@ -47,6 +63,11 @@ struct ggml_backend_buffer;
  * It is not in the model (`berth_decide` only; a loader knows).
  */
 #define BERTH_TENSOR_MISSING 16
+
+/**
+ * Most threads of a computation.
+ */
+#define BERTH_MAX_THREADS 1024
 
 /**
  * Outcome of an exported function, as C sees it. Numbers are part of the ABI: they are never changed and never reused.
@@ -141,9 +162,64 @@ enum berth_memory {
 };
 
 /**
+ * What is done between the two products of an expert: `g` is a value of the gate product, `u` of the up product.
+ */
+enum berth_activation {
+    /**
+     * `silu(g) * u`.
+     */
+    BERTH_ACTIVATION_SWIGLU = 0,
+    /**
+     * `m * sigmoid(alpha * m) * (clamp(u, -limit, limit) + 1)` with `m = min(g, limit)`.
+     */
+    BERTH_ACTIVATION_SWIGLU_OAI = 1,
+    /**
+     * `silu(min(g, limit)) * clamp(u, -limit, limit)`.
+     */
+    BERTH_ACTIVATION_SWIGLU_CLAMP = 2,
+    /**
+     * `gelu(g) * u`, GELU with the hyperbolic tangent.
+     */
+    BERTH_ACTIVATION_GEGLU = 3,
+    /**
+     * `gelu(g) * u`, GELU with the error function.
+     */
+    BERTH_ACTIVATION_GEGLU_ERF = 4,
+    /**
+     * `g * sigmoid(1.702 * g) * u`.
+     */
+    BERTH_ACTIVATION_GEGLU_QUICK = 5,
+    /**
+     * `max(g, 0) * u`.
+     */
+    BERTH_ACTIVATION_REGLU = 6,
+    /**
+     * `silu(u)`; there is no gate.
+     */
+    BERTH_ACTIVATION_SILU = 7,
+    /**
+     * `gelu(u)` with the hyperbolic tangent; there is no gate.
+     */
+    BERTH_ACTIVATION_GELU = 8,
+    /**
+     * `max(u, 0)`; there is no gate.
+     */
+    BERTH_ACTIVATION_RELU = 9,
+    /**
+     * `max(u, 0)^2`; there is no gate.
+     */
+    BERTH_ACTIVATION_RELU_SQR = 10,
+};
+
+/**
  * A model on its way into memory. One thread at a time.
  */
 struct berth_loader;
+
+/**
+ * Threads that wait, without using the processor, for work.
+ */
+struct berth_pool;
 
 /**
  * An ordered list of rules. It may not be changed once a loader uses it, nor by one thread while another uses it.
@@ -337,6 +413,295 @@ struct berth_tensor {
  * Takes the bytes read and the bytes to read; returns false to cancel. The pointer given with the function.
  */
 typedef bool (*berth_progress_fn)(uint64_t done, uint64_t total, void *user);
+
+/**
+ * The weights of one projection, for all experts: rows of quantised blocks in ggml's layout, at any address. Zeros mean that it is not
+ * there.
+ */
+struct berth_moe_weights {
+    /**
+     * The first block.
+     */
+    const void *data;
+    /**
+     * Bytes that may be read from `data` on. No byte behind the last block is read.
+     */
+    size_t size;
+    /**
+     * `enum ggml_type`; see `berth_moe_type_supported`.
+     */
+    uint32_t ggml_type;
+    /**
+     * Must be 0.
+     */
+    uint32_t reserved;
+    /**
+     * Bytes from one row to the next; 0 if they follow each other.
+     */
+    size_t row_stride;
+    /**
+     * Bytes from one expert to the next; 0 if they follow each other.
+     */
+    size_t expert_stride;
+    /**
+     * A factor of the product per expert, `n_expert` values; NULL is 1.
+     */
+    const float *scale;
+    /**
+     * Added to the scaled product: for each expert as many values as it has rows; NULL is 0.
+     */
+    const float *bias;
+    /**
+     * Bytes from one expert's bias to the next; 0 if they follow each other.
+     */
+    size_t bias_stride;
+};
+
+/**
+ * The experts of one block: `y = sum_j w[j] * down[ids[j]] . act(gate[ids[j]] . x, up[ids[j]] . x)` for each token.
+ */
+struct berth_moe_desc {
+    /**
+     * `sizeof(struct berth_moe_desc)`, set by the caller.
+     */
+    size_t struct_size;
+    /**
+     * Length of a token's vector, `n_embd`.
+     */
+    size_t d;
+    /**
+     * Length of the vector inside an expert, `n_ff_exp`.
+     */
+    size_t f;
+    /**
+     * Length of the result; 0 is `d`.
+     */
+    size_t d_out;
+    /**
+     * Number of experts.
+     */
+    size_t n_expert;
+    /**
+     * `enum berth_activation`.
+     */
+    uint32_t activation;
+    /**
+     * `BERTH_MOE_*` bits.
+     */
+    uint32_t flags;
+    /**
+     * Of `BERTH_ACTIVATION_SWIGLU_OAI`; finite. Not read otherwise.
+     */
+    float alpha;
+    /**
+     * Of `BERTH_ACTIVATION_SWIGLU_OAI` and `BERTH_ACTIVATION_SWIGLU_CLAMP`; above 0. Not read otherwise.
+     */
+    float limit;
+    /**
+     * `[d, f, n_expert]`, for gated activations; else empty.
+     */
+    struct berth_moe_weights gate;
+    /**
+     * `[d, f, n_expert]`.
+     */
+    struct berth_moe_weights up;
+    /**
+     * `[f, d_out, n_expert]`.
+     */
+    struct berth_moe_weights down;
+};
+
+/**
+ * The tokens of one call, and its memory. Strides are in bytes, multiples of 4; 0 means that one follows the other.
+ */
+struct berth_moe_io {
+    /**
+     * `sizeof(struct berth_moe_io)`, set by the caller.
+     */
+    size_t struct_size;
+    /**
+     * Number of tokens; 0 is no work.
+     */
+    size_t n_tokens;
+    /**
+     * Experts per token.
+     */
+    size_t n_used;
+    /**
+     * The vectors of the tokens.
+     */
+    const float *x;
+    /**
+     * Vectors per token: 1 (or 0), read by all its experts, or `n_used`, one for each.
+     */
+    size_t x_rows;
+    /**
+     * From one vector of a token to the next.
+     */
+    size_t x_row_stride;
+    /**
+     * From one token's first vector to the next token's.
+     */
+    size_t x_token_stride;
+    /**
+     * `n_used` expert numbers for each token, each from 0 to `n_expert - 1`; one may occur twice.
+     */
+    const int32_t *ids;
+    /**
+     * From one token's ids to the next.
+     */
+    size_t ids_stride;
+    /**
+     * A routing weight for each id; NULL is 1. Not read by `berth_mul_mat_id`.
+     */
+    const float *weights;
+    /**
+     * From one token's weights to the next.
+     */
+    size_t weights_stride;
+    /**
+     * The results: of `berth_moe_forward`, one vector per token; of `berth_mul_mat_id`, `n_used`. May lie on `x`, `ids` and `weights`: all
+     * input is read before the first output is written. No byte between the vectors is written.
+     */
+    float *y;
+    /**
+     * From one vector of a token to the next. Not read by `berth_moe_forward`.
+     */
+    size_t y_row_stride;
+    /**
+     * From one token's first vector to the next token's.
+     */
+    size_t y_token_stride;
+    /**
+     * Memory for the time of the call, aligned to `BERTH_WORKSPACE_ALIGNMENT`. What it holds does not matter.
+     */
+    void *workspace;
+    /**
+     * Its size; at least what `berth_moe_workspace_size` or `berth_mul_mat_id_workspace_size` says.
+     */
+    size_t workspace_size;
+};
+
+/**
+ * What a parallel-for has to call: with `task`, as it was given, and the number of the call.
+ */
+typedef void (*berth_task_fn)(void *task, size_t index);
+
+/**
+ * A parallel-for: calls `call(task, index)` once for each index from 0 to `count - 1`, on any threads, in any order, at once or not, and
+ * returns when all these calls have returned. It must not throw, nor leave by longjmp.
+ */
+typedef void (*berth_run_fn)(void *context, size_t count, berth_task_fn call, void *task);
+
+/**
+ * On whose threads a computation runs: a pool of this library, or the caller's. Results do not depend on it.
+ */
+struct berth_threads {
+    /**
+     * `sizeof(struct berth_threads)`, set by the caller.
+     */
+    size_t struct_size;
+    /**
+     * Threads made by `berth_pool_new`; NULL if `run` is set.
+     */
+    struct berth_pool *pool;
+    /**
+     * The caller's parallel-for; NULL if `pool` is set.
+     */
+    berth_run_fn run;
+    /**
+     * Handed to `run`.
+     */
+    void *context;
+    /**
+     * How many calls `run` is asked for: as many as it has threads, from 1 to `BERTH_MAX_THREADS`. Not read with a pool.
+     */
+    size_t count;
+};
+
+/**
+ * One projection alone: ggml's `MUL_MAT_ID`.
+ */
+struct berth_mul_mat_id_desc {
+    /**
+     * `sizeof(struct berth_mul_mat_id_desc)`, set by the caller.
+     */
+    size_t struct_size;
+    /**
+     * Length of a row of weights and of the vectors it is multiplied with.
+     */
+    size_t k;
+    /**
+     * Rows per expert: length of a product.
+     */
+    size_t rows;
+    /**
+     * Number of experts.
+     */
+    size_t n_expert;
+    /**
+     * `[k, rows, n_expert]`, without scale and bias.
+     */
+    struct berth_moe_weights weights;
+};
+
+/**
+ * Activations alone, row by row: ggml's `GLU`. Strides are in bytes, multiples of 4; 0 means that one row follows the other.
+ */
+struct berth_glu_desc {
+    /**
+     * `sizeof(struct berth_glu_desc)`, set by the caller.
+     */
+    size_t struct_size;
+    /**
+     * Values in a row.
+     */
+    size_t width;
+    /**
+     * Number of rows; 0 is no work.
+     */
+    size_t rows;
+    /**
+     * `enum berth_activation`.
+     */
+    uint32_t activation;
+    /**
+     * Must be 0.
+     */
+    uint32_t reserved;
+    /**
+     * As in `struct berth_moe_desc`.
+     */
+    float alpha;
+    /**
+     * As in `struct berth_moe_desc`.
+     */
+    float limit;
+    /**
+     * The gate product, for gated activations; else NULL.
+     */
+    const float *gate;
+    /**
+     * From one row of `gate` to the next.
+     */
+    size_t gate_stride;
+    /**
+     * The up product.
+     */
+    const float *up;
+    /**
+     * From one row of `up` to the next.
+     */
+    size_t up_stride;
+    /**
+     * The result. May be `gate` or `up` itself, with the same stride, also where these lie in one matrix, row beside row.
+     */
+    float *out;
+    /**
+     * From one row of `out` to the next.
+     */
+    size_t out_stride;
+};
 
 /**
  * A tensor to be decided on.
@@ -608,6 +973,84 @@ enum berth_status berth_loader_ggml_buffer(struct berth_loader *loader,
 void berth_loader_free(struct berth_loader *loader);
 
 /**
+ * The instruction set of the kernels: "avx512", "avx2" or "scalar". Chosen at the first call of this or any other function that computes:
+ * the best of this processor, or a lower one in `BERTH_ISA`. NULL if that has a bad value: see `berth_last_error`. Constant.
+ */
+const char *berth_isa(void);
+
+/**
+ * Whether there are kernels for weights of this `enum ggml_type`, in every instruction set. If not, every function here refuses them with
+ * `BERTH_STATUS_UNSUPPORTED`.
+ */
+bool berth_moe_type_supported(int ggml_type);
+
+/**
+ * Whether the experts can be computed: everything that `berth_moe_forward` checks of them.
+ *
+ * # Safety
+ * `desc` must be NULL, which is an error, or point at a struct whose `struct_size` is set, and whose pointers are NULL or as described there.
+ */
+enum berth_status berth_moe_check(const struct berth_moe_desc *desc);
+
+/**
+ * Bytes of workspace for up to `n_tokens` tokens with up to `n_used` experts each, on up to `threads` threads.
+ *
+ * # Safety
+ * `desc` as in `berth_moe_check`; `bytes` must be NULL, which is an error, or writable.
+ */
+enum berth_status berth_moe_workspace_size(const struct berth_moe_desc *desc,
+                                           size_t n_tokens,
+                                           size_t n_used,
+                                           size_t threads,
+                                           size_t *bytes);
+
+/**
+ * Computes the experts of all tokens. `threads` may be NULL: the calling thread alone. Results do not depend on the threads. Allocates
+ * nothing. On an error nothing has been written to `y`, unless a function in `threads` broke its promise during the last of its calls.
+ *
+ * # Safety
+ * `desc` as in `berth_moe_check`; `io` must be NULL, which is an error, or point at a struct whose `struct_size` is set, and whose pointers
+ * are NULL or point at as much as the numbers say; `threads` must be NULL or point at a struct whose `struct_size` is set.
+ */
+enum berth_status berth_moe_forward(const struct berth_moe_desc *desc,
+                                    const struct berth_moe_io *io,
+                                    const struct berth_threads *threads);
+
+/**
+ * Bytes of workspace for `berth_mul_mat_id`, as `berth_moe_workspace_size`.
+ *
+ * # Safety
+ * `desc` must be NULL, which is an error, or point at a struct whose `struct_size` is set, and whose pointers are NULL or as described there;
+ * `bytes` must be NULL, which is an error, or writable.
+ */
+enum berth_status berth_mul_mat_id_workspace_size(const struct berth_mul_mat_id_desc *desc,
+                                                  size_t n_tokens,
+                                                  size_t n_used,
+                                                  size_t threads,
+                                                  size_t *bytes);
+
+/**
+ * Computes `y[t][j] = weights[ids[t][j]] . x[t][j]`, or with `x[t]` where there is one vector per token. As `berth_moe_forward` otherwise.
+ *
+ * # Safety
+ * As `berth_moe_forward`.
+ */
+enum berth_status berth_mul_mat_id(const struct berth_mul_mat_id_desc *desc,
+                                   const struct berth_moe_io *io,
+                                   const struct berth_threads *threads);
+
+/**
+ * Computes `out = act(gate, up)`, value by value. `threads` may be NULL: the calling thread alone. Allocates nothing and needs no workspace.
+ * On an error nothing has been written to `out`, unless a function in `threads` broke its promise.
+ *
+ * # Safety
+ * `desc` must be NULL, which is an error, or point at a struct whose `struct_size` is set, and whose pointers are NULL or point at as much as
+ * the numbers say; `threads` must be NULL or point at a struct whose `struct_size` is set.
+ */
+enum berth_status berth_glu(const struct berth_glu_desc *desc,
+                            const struct berth_threads *threads);
+
+/**
  * Fills in the circumstances as llama.cpp starts on a machine without a GPU: mapped, all layers to devices if there are any. The batch size
  * for computing on a device is 32, or what `GGML_OP_OFFLOAD_MIN_BATCH` says.
  *
@@ -724,6 +1167,43 @@ enum berth_status berth_rules_get(const struct berth_rules *rules,
  * `rules` must be NULL, or valid and not be used again.
  */
 void berth_rules_free(struct berth_rules *rules);
+
+/**
+ * Makes a pool of `count` threads, one of which is whoever computes with it. Between computations its threads are blocked. Free with
+ * `berth_pool_free`.
+ *
+ * # Safety
+ * `pool` must be NULL, which is an error, or writable.
+ */
+enum berth_status berth_pool_new(size_t count,
+                                 struct berth_pool **pool);
+
+/**
+ * How many threads the pool has; 0 for NULL.
+ *
+ * # Safety
+ * `pool` must be NULL or valid.
+ */
+size_t berth_pool_count(const struct berth_pool *pool);
+
+/**
+ * Calls `call(task, index)` once for each index below `berth_pool_count(pool)`, on the pool's threads, and returns when all have returned.
+ * `call` must not throw, nor use the same pool.
+ *
+ * # Safety
+ * `pool` must be NULL, which is an error, or valid; `call` NULL, which is an error, or callable with `task` from any thread.
+ */
+enum berth_status berth_pool_run(struct berth_pool *pool,
+                                 berth_task_fn call,
+                                 void *task);
+
+/**
+ * Ends the pool's threads and frees it. NULL is allowed.
+ *
+ * # Safety
+ * `pool` must be NULL, or valid, not in use, and not be used again.
+ */
+void berth_pool_free(struct berth_pool *pool);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -20,7 +20,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("buffers", &["error", "log", "config", "report", "abi", "memory"]),
     ("backend", &["error", "log", "config", "report", "abi", "buffers"]),
     ("loader", &["error", "config", "report", "memory", "gguf", "placement", "buffers"]),
-    ("capi", &["error", "log", "config", "report", "abi", "memory", "gguf", "placement", "buffers", "loader", "backend"]),
+    ("capi", &["error", "log", "config", "report", "abi", "memory", "gguf", "placement", "moe", "buffers", "loader", "backend"]),
 ];
 
 /// Where `unsafe` may stand.

@@ -5,9 +5,11 @@
 
 mod input;
 pub mod loader;
+pub mod moe;
 pub mod placement;
 pub mod plugin;
 pub mod rules;
+pub mod threads;
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};

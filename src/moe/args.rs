@@ -5,14 +5,11 @@
 //! overflow. Here, in `acts.rs`, `shared.rs`, `pool.rs` and the kernels is all the unsafe code of `moe`. Must not know: what is computed.
 
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use super::blocks::{Block, WeightType};
+use super::span::{Span, overflow, span, step};
 use crate::error::{Error, Result, Status};
-
-fn overflow(what: &str) -> Error {
-    Error::invalid(format!("{what}: the sizes do not fit in an address space"))
-}
 
 /// The weights of one projection: `experts` matrices of `rows` rows of `k` weights, in ggml's layout.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +96,11 @@ impl<'a> Matrix<'a> {
     /// How many experts there are.
     pub fn experts(&self) -> usize {
         self.experts
+    }
+
+    /// Where the bytes lie.
+    pub fn span(&self) -> Span {
+        Span::of_slice(self.bytes)
     }
 
     /// Some rows of one expert.
@@ -208,6 +210,11 @@ impl<'a> PerExpert<'a> {
         Ok(PerExpert { values, width, experts, stride })
     }
 
+    /// Where the values lie.
+    pub fn span(&self) -> Span {
+        Span::of_slice(self.values)
+    }
+
     /// Values of one expert.
     pub fn width(&self) -> usize {
         self.width
@@ -242,6 +249,7 @@ pub struct Table<'a, T> {
     used: usize,
     tokens: usize,
     strides: [usize; 2],
+    span: Span,
     life: PhantomData<&'a [T]>,
 }
 
@@ -264,7 +272,8 @@ impl<'a, T: Copy> Table<'a, T> {
         if strides.iter().any(|s| !s.is_multiple_of(4)) {
             return Err(Error::invalid(format!("strides {strides:?} of ids or weights are not multiples of 4 bytes")));
         }
-        Ok(Table { base, used, tokens, strides, life: PhantomData })
+        let span = span("ids or weights", base.cast(), 4, [used, tokens], strides)?;
+        Ok(Table { base, used, tokens, strides, span, life: PhantomData })
     }
 
     /// `values[token * stride + j]`: rows of a longer table.
@@ -302,6 +311,11 @@ impl<'a, T: Copy> Table<'a, T> {
         self.tokens
     }
 
+    /// Where the first and the last value lie.
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
     /// One value.
     ///
     /// # Panics
@@ -322,6 +336,7 @@ pub struct Rows<'a> {
     used: usize,
     tokens: usize,
     strides: [usize; 2],
+    span: Span,
     life: PhantomData<&'a [f32]>,
 }
 
@@ -343,7 +358,9 @@ impl<'a> Rows<'a> {
         if strides.iter().any(|s| !s.is_multiple_of(4)) {
             return Err(Error::invalid(format!("strides {strides:?} of the activations are not multiples of 4 bytes")));
         }
-        Ok(Rows { base, width, used, tokens, strides, life: PhantomData })
+        let row = width.checked_mul(4).ok_or_else(|| overflow("activations"))?;
+        let span = span("activations", base.cast(), row, [used, tokens], strides)?;
+        Ok(Rows { base, width, used, tokens, strides, span, life: PhantomData })
     }
 
     /// `values[token * width + i]`.
@@ -373,14 +390,19 @@ impl<'a> Rows<'a> {
         self.tokens
     }
 
-    /// Runs `f` on row `j` of a token. Only before the output is first written.
+    /// Where the first and the last value lie.
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
+    /// Runs `f` on row `j` of a token. Only before the output is first written, or where no other writer's rows lie ([`Rows::may_become`]).
     ///
     /// # Panics
     /// If there is no such row.
     #[inline]
     pub(super) fn with<R>(&self, token: usize, j: usize, f: impl FnOnce(&[f32]) -> R) -> R {
         assert!(token < self.tokens && j < self.used);
-        // SAFETY: inside the view, readable and aligned (`new`). The slice lives only for `f`, which runs before the output is written.
+        // SAFETY: inside the view, readable and aligned (`new`). The slice lives only for `f`, during which nobody writes to this row.
         f(unsafe { std::slice::from_raw_parts(self.base.byte_add(j * self.strides[0] + token * self.strides[1]), self.width) })
     }
 }
@@ -394,6 +416,7 @@ pub struct RowsMut<'a> {
     used: usize,
     tokens: usize,
     strides: [usize; 2],
+    span: Span,
     life: PhantomData<&'a mut [f32]>,
 }
 
@@ -420,7 +443,8 @@ impl<'a> RowsMut<'a> {
         if (used > 1 && strides[0] < row) || (tokens > 1 && strides[1] < token) {
             return Err(Error::invalid(format!("strides {strides:?} of the output are shorter than its rows")));
         }
-        Ok(RowsMut { base, width, used, tokens, strides, life: PhantomData })
+        let span = span("output", base.cast(), row, [used, tokens], strides)?;
+        Ok(RowsMut { base, width, used, tokens, strides, span, life: PhantomData })
     }
 
     /// `values[token * width + i]`.
@@ -450,6 +474,11 @@ impl<'a> RowsMut<'a> {
         self.tokens
     }
 
+    /// Where the first and the last value lie.
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
     /// Columns `block * size ..` of every row, for one writer. `claimed[block]` remembers it.
     ///
     /// # Panics
@@ -459,6 +488,75 @@ impl<'a> RowsMut<'a> {
         let first = block * size;
         assert!(first < self.width);
         ColumnBlock { rows: self, first, len: size.min(self.width - first) }
+    }
+}
+
+impl Rows<'_> {
+    /// Whether writing row i of `out` changes no row of this view but row i, and that one only where the same element is written.
+    pub(super) fn may_become(&self, out: &RowsMut<'_>) -> bool {
+        if !self.span.meets(out.span) {
+            return true;
+        }
+        let dims = [self.used, self.tokens];
+        if dims != [out.used, out.tokens] || self.width != out.width {
+            return false;
+        }
+        let same_rows = match (step(dims, self.strides), step(dims, out.strides)) {
+            (Some(a), Some(b)) => a == b,
+            _ => self.strides == out.strides,
+        };
+        if same_rows && self.span.start() == out.span.start() {
+            return true;
+        }
+        // Gate and up in one matrix: the rows of one lie between those of the other.
+        let (distance, row) = (self.span.start().abs_diff(out.span.start()), 4 * self.width);
+        step(dims, self.strides).is_some_and(|s| same_rows && s > 0 && distance % s >= row && s - distance % s >= row)
+    }
+}
+
+impl<'a> RowsMut<'a> {
+    /// Deals the rows out.
+    pub(super) fn deal(self) -> DealtRows<'a> {
+        DealtRows { rows: self, next: AtomicUsize::new(0) }
+    }
+}
+
+/// Output rows, each dealt to one writer.
+pub(super) struct DealtRows<'a> {
+    rows: RowsMut<'a>,
+    next: AtomicUsize,
+}
+
+impl DealtRows<'_> {
+    /// Runs `f` on some rows that nobody else gets, in the order of memory. `false` when there are none left.
+    pub(super) fn deal(&self, count: usize, mut f: impl FnMut(usize, usize, RowWriter<'_>)) -> bool {
+        let RowsMut { base, width, used, tokens, strides, .. } = self.rows;
+        let (first, all) = (self.next.fetch_add(count, Ordering::Relaxed), used * tokens);
+        for (token, j) in (first..all.min(first.saturating_add(count))).map(|i| (i / used, i % used)) {
+            // SAFETY: inside the view (`RowsMut::new`).
+            let start = unsafe { base.byte_add(j * strides[0] + token * strides[1]) };
+            f(token, j, RowWriter { start, width, life: PhantomData });
+        }
+        first.saturating_add(count) < all
+    }
+}
+
+/// One output row, for one writer.
+pub(super) struct RowWriter<'r> {
+    start: *mut f32,
+    width: usize,
+    life: PhantomData<&'r mut [f32]>,
+}
+
+impl RowWriter<'_> {
+    /// Writes some values, from `first` on. Inputs may lie there: no reference to the row is made.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub(super) fn write(&mut self, first: usize, values: &[f32]) {
+        assert!(first <= self.width && values.len() <= self.width - first);
+        // SAFETY: inside a writable row that was dealt to this writer alone; `values` is a reference, so it does not lie in an output.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.start.add(first), values.len()) };
     }
 }
 
@@ -515,6 +613,41 @@ mod tests {
         let matrix = Matrix::packed(&bytes, WeightType::Q4_K, [256, 3, 2]).unwrap();
         assert!(matrix.part(1, 2).is_ok() && matrix.part(1, 3).is_err() && matrix.part(usize::MAX, 2).is_err());
         assert_eq!(matrix.part(1, 2).unwrap().slice(1, 1, 1).start().addr() - bytes.as_ptr().addr(), 5 * 144);
+    }
+
+    #[test]
+    fn views_that_reach_beyond_an_address_space_are_refused() {
+        let mut values = [0f32; 16];
+        let (base, far) = (values.as_mut_ptr(), (isize::MAX as usize) & !3);
+        // SAFETY: the views are refused or never read.
+        unsafe {
+            for (used, tokens) in [(1, 3), (3, 1), (2, 2)] {
+                assert!(Table::new(base, [used, tokens], [far, far]).is_err());
+                assert!(Rows::new(base, [4, used, tokens], [far, far]).is_err());
+                assert!(RowsMut::new(base, [4, used, tokens], [far, far]).is_err());
+            }
+            assert!(Rows::new(base, [usize::MAX / 2, 1, 1], [0, 0]).is_err());
+            assert!(Rows::new(base, [4, 1, usize::MAX / 8], [16, 16]).is_err());
+            assert!(Rows::new(base, [4, 1, 1], [far, far]).is_ok(), "a stride that is not used");
+        }
+    }
+
+    #[test]
+    fn a_result_may_lie_on_its_input_or_between_its_rows() {
+        let mut values = [0f32; 64];
+        let base = values.as_mut_ptr();
+        // SAFETY: the views are never read.
+        let fits = |a: usize, a_step: usize, b: usize, b_step: usize, rows: usize| unsafe {
+            let x = Rows::new(base.add(a), [4, 1, rows], [0, 4 * a_step]).unwrap();
+            x.may_become(&RowsMut::new(base.add(b), [4, 1, rows], [0, 4 * b_step]).unwrap())
+        };
+        assert!(fits(0, 4, 0, 4, 3) && fits(0, 8, 0, 8, 3), "in place");
+        assert!(fits(0, 8, 4, 8, 3) && fits(4, 8, 0, 8, 3), "between each other");
+        assert!(fits(0, 4, 12, 4, 3), "apart");
+        assert!(!fits(0, 4, 4, 4, 3) && !fits(4, 4, 0, 4, 3), "a row further");
+        assert!(!fits(0, 8, 2, 8, 3) && !fits(0, 8, 6, 8, 3), "half a row further");
+        assert!(!fits(0, 8, 0, 4, 3), "packed in place");
+        assert!(fits(0, 8, 0, 4, 1) && !fits(0, 8, 2, 8, 1), "one row");
     }
 
     #[test]

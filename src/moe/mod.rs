@@ -14,6 +14,7 @@ pub mod args;
 pub mod blocks;
 pub mod dequant;
 mod forward;
+mod glu;
 pub mod isa;
 pub mod kernels;
 pub mod pool;
@@ -21,6 +22,7 @@ mod route;
 mod schedule;
 mod shared;
 mod single;
+mod span;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -30,9 +32,11 @@ pub use activation::Activation;
 pub use args::{Matrix, PerExpert, Rows, RowsMut, Table};
 pub use blocks::WeightType;
 pub use forward::{forward, workspace_size};
+pub use glu::glu;
 pub use kernels::{Kernels, table};
 pub use pool::{ParallelFor, Pool, Serial};
 pub use single::{mul_mat_id, mul_mat_id_workspace_size};
+pub use span::Span;
 
 use crate::error::{Error, Result};
 
