@@ -425,7 +425,7 @@ impl MoeIo {
     ///
     /// # Safety
     /// `workspace` is NULL or has `workspace_size` bytes that nobody else uses while the result is used.
-    unsafe fn workspace<'a>(&self, views: &Views<'_>, read: impl Iterator<Item = Span>) -> Result<&'a mut [u8]> {
+    unsafe fn workspace<'a>(&self, views: &Views<'_>, read: &[[Span; 3]]) -> Result<&'a mut [u8]> {
         let start = self.workspace.cast::<u8>();
         if start.is_null() || isize::try_from(self.workspace_size).is_err() {
             return if views.ids.tokens() == 0 {
@@ -436,10 +436,11 @@ impl MoeIo {
         }
         let whole = Span::of(start, self.workspace_size).ok_or_else(|| Error::invalid("the workspace reaches beyond the end of memory"))?;
         let (x, ids, y) = (views.x.span(), views.ids.span(), views.y.span());
-        if [x, ids, y].into_iter().chain(views.weights.map(|w| w.span())).any(|span| span.meets(whole)) {
+        let weights = views.weights.map_or(Span::NONE, |w| w.span());
+        if [x, ids, y, weights].iter().any(|span| span.meets(whole)) {
             return Err(Error::invalid("the workspace overlaps x, ids, weights or y"));
         }
-        for span in read {
+        for &span in read.as_flattened() {
             if span.meets(whole) || span.meets(y) {
                 return Err(Error::invalid("the workspace or y overlaps the weights of the experts"));
             }
@@ -450,8 +451,8 @@ impl MoeIo {
 }
 
 /// Everything that is read of a projection.
-fn spans<'p>(p: &'p Projection<'_>) -> impl Iterator<Item = Span> + use<'p> {
-    [Some(p.matrix.span()), p.scale.map(|s| s.span()), p.bias.map(|b| b.span())].into_iter().flatten()
+fn spans(p: &Projection<'_>) -> [Span; 3] {
+    [p.matrix.span(), p.scale.map_or(Span::NONE, |s| s.span()), p.bias.map_or(Span::NONE, |b| b.span())]
 }
 
 /// The instruction set of the kernels: "avx512", "avx2" or "scalar". Chosen at the first call of this or any other function that computes:
@@ -533,8 +534,9 @@ pub unsafe extern "C" fn berth_moe_forward(desc: *const MoeDesc, io: *const MoeI
             let experts = input::get(desc)?.experts()?;
             let io = MoeIo { y_row_stride: 0, ..input::get(io)? };
             let views = io.views(experts.up.matrix.k(), experts.down.matrix.rows(), 1)?;
-            let read = experts.gate.iter().chain([&experts.up, &experts.down]).flat_map(spans);
-            let workspace = io.workspace(&views, read)?;
+            let gate = experts.gate.as_ref().map_or([Span::NONE; 3], spans);
+            let read = [gate, spans(&experts.up), spans(&experts.down)];
+            let workspace = io.workspace(&views, &read)?;
             let Views { x, ids, weights, y } = views;
             let inputs = Inputs { x, ids, weights, y };
             threads::with(threads, |threads| moe::forward(&experts, &inputs, workspace, kernels, threads))
@@ -577,7 +579,7 @@ pub unsafe extern "C" fn berth_mul_mat_id(desc: *const MulMatIdDesc, io: *const 
             let matrix = input::get(desc)?.matrix()?;
             let io = MoeIo { weights: std::ptr::null(), ..input::get(io)? };
             let views = io.views(matrix.k(), matrix.rows(), io.n_used)?;
-            let workspace = io.workspace(&views, std::iter::once(matrix.span()))?;
+            let workspace = io.workspace(&views, &[[matrix.span(), Span::NONE, Span::NONE]])?;
             let Views { x, ids, y, .. } = &views;
             threads::with(threads, |threads| moe::mul_mat_id(&matrix, x, ids, y, workspace, kernels, threads))
         }

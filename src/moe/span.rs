@@ -28,6 +28,9 @@ pub struct Span {
 }
 
 impl Span {
+    /// No address.
+    pub const NONE: Span = Span { start: 0, end: 0 };
+
     /// The addresses of some bytes. `None` if they wrap around the end of memory.
     pub fn of(base: *const u8, bytes: usize) -> Option<Span> {
         Some(Span { start: base.addr(), end: base.addr().checked_add(bytes)? })
