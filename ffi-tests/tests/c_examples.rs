@@ -110,6 +110,30 @@ fn all_examples(id: &str, compiler: &str, memcheck: bool) {
     let bytes = fs::metadata(&file).unwrap().len() - 1;
     assert_eq!(mapped.stdout, format!("{bytes} bytes of {}, in place\n", file.display()));
 
+    let bench = |args: &[&str]| {
+        let mut command = peer::plain(dir.join("moe_bench"));
+        command.args(args);
+        command
+    };
+    let small = ["--geometry", "512,256,8,2", "--gate", "q4_k", "--down", "q6_k", "--tokens", "1,7", "--threads", "2", "--seconds", "0.05"];
+    let stdout = peer::succeeds(bench(&[&small[..], &["--json"]].concat())).stdout;
+    let objects: Vec<serde_json::Value> = stdout.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    assert_eq!(objects.len(), 2, "{stdout}");
+    for object in objects {
+        assert_eq!(object["checked"], true);
+        assert!(["avx512", "avx2", "scalar"].iter().any(|isa| object["isa"] == *isa), "{object}");
+        for number in ["ms", "gb_per_s", "gmac_per_s", "read_gb_per_s", "share"] {
+            assert!(object[number].as_f64().is_some_and(|v| v > 0.0), "{number} in {object}");
+        }
+        assert!(object["vnni_gmac_per_s"].is_number(), "{object}");
+    }
+    assert!(peer::succeeds(bench(&small)).stdout.lines().count() == 2);
+    for bad in [["--geometry", "1,2,3"], ["--gate", "iq1_s"], ["--tokens", "0"], ["--threads", "x"], ["--routing", "odd"], ["--what", "1"]] {
+        let output = bench(&bad).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{bad:?}");
+        assert!(output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains(bad[1]), "{bad:?}");
+    }
+
     let report = |arena| {
         let stdout = run(&scratch, &dir.join("report"), None, arena, memcheck).stdout;
         let (messages, json) = stdout.split_at(stdout.find("{\n").expect("a JSON object"));
