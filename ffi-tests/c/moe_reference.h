@@ -143,10 +143,11 @@ static int compare(const char *what, const float *got, size_t n, struct vector w
         error += e * e;
         noise += want.noise[i];
     }
-    const double share = error > 0 ? error / (FACTOR * noise) : 0;
+    /* A mean of few values is less certain. */
+    const double share = error > 0 ? error / (FACTOR * noise * squared(1 + 4 / sqrt((double)n))) : 0;
     *worst = fmax(*worst, share);
     if (share > 1) {
-        fprintf(stderr, "%s: the mean square error is %g times what independent roundings make\n", what, FACTOR * share);
+        fprintf(stderr, "%s: the mean square error is %g times what may be made of independent roundings\n", what, share);
         return 1;
     }
     return 0;
