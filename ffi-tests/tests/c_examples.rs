@@ -128,7 +128,8 @@ fn all_examples(id: &str, compiler: &str, memcheck: bool) {
         assert!(object["vnni_gmac_per_s"].is_number(), "{object}");
     }
     assert!(peer::succeeds(bench(&small)).stdout.lines().count() == 2);
-    for bad in [["--geometry", "1,2,3"], ["--gate", "iq1_s"], ["--tokens", "0"], ["--threads", "x"], ["--routing", "odd"], ["--what", "1"]] {
+    for bad in [["--geometry", "1,2,3"], ["--gate", "iq1_s"], ["--tokens", "0"], ["--threads", "x"], ["--routing", "odd"], ["--what", "1"]]
+    {
         let output = bench(&bad).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{bad:?}");
         assert!(output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains(bad[1]), "{bad:?}");

@@ -108,7 +108,9 @@ fn the_decoder_of_the_harness_gives_the_bits_of_berth() {
         let input = scratch.path().join("blocks");
         fs::write(&input, &bytes).unwrap();
         let mut command = peer::plain(&program);
-        command.args(["decode".to_owned(), (ty as u32).to_string(), want.len().to_string()]).stdin(Stdio::from(File::open(&input).unwrap()));
+        command
+            .args(["decode".to_owned(), (ty as u32).to_string(), want.len().to_string()])
+            .stdin(Stdio::from(File::open(&input).unwrap()));
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", ty.name());
         let got: Vec<f32> = output.stdout.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect();
