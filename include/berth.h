@@ -934,8 +934,10 @@ size_t berth_loader_tensor_count(const struct berth_loader *loader);
 const struct berth_tensor *berth_loader_tensor(const struct berth_loader *loader, size_t index);
 
 /**
- * Gets memory for every tensor: one buffer per place. Page-locked memory or an arena that cannot be had becomes the file's mapping if the file is mapped,
- * else ordinary memory; with `BERTH_STRICT=1` that is an error. After an error nothing is allocated, and it may be tried again.
+ * Gets memory for every tensor: one buffer per place. Where page-locked memory or an arena cannot be had, the tensors stay in the file's mapping
+ * if the file is mapped, and get ordinary memory if it is not (as a backend in llama.cpp, which cannot give a mapping instead, Berth always
+ * takes ordinary memory); with `BERTH_STRICT=1` that is an error. A file that was cut or written to since it was opened is an error that names
+ * it. After an error nothing is allocated, and it may be tried again.
  *
  * # Safety
  * `loader` must be NULL, which is an error, or valid.
@@ -943,8 +945,9 @@ const struct berth_tensor *berth_loader_tensor(const struct berth_loader *loader
 enum berth_status berth_loader_alloc(struct berth_loader *loader);
 
 /**
- * Reads the bytes of every tensor that does not stay in the mapping. `progress` may be NULL; it is called on this thread. After a cancel or an
- * error this may be called again.
+ * Reads the bytes of every tensor that does not stay in the mapping. `progress` may be NULL; it is called on this thread, after every 8 MiB or
+ * 100 ms and at the end. After a cancel or an error this may be called again. A file that was cut or written to since it was opened is an
+ * error that names it.
  *
  * # Safety
  * `loader` must be NULL, which is an error, or valid; `progress` NULL or callable with `user`.
@@ -1078,7 +1081,7 @@ const char *berth_memory_text(int32_t memory);
 
 /**
  * New, empty rules. `devices` are the names of device buffer types that rules may name beside `CPU`, `CPU_MMAP`, `CUDA_Host` and `ARENA`, for
- * example "CUDA0". Free with `berth_rules_free`.
+ * example "CUDA0"; a name that is empty or contains `,`, `;`, `=` or a control character is an error. Free with `berth_rules_free`.
  *
  * # Safety
  * `devices` must point at `n_devices` strings, or be NULL if that is 0; `rules` must be NULL, which is an error, or writable.

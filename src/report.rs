@@ -2,7 +2,7 @@
 //!
 //! Owns: the records, their JSON, and the file named by `BERTH_REPORT`. Must not know: ggml, how memory is got.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -16,6 +16,10 @@ use crate::config;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::memory::system;
+use crate::placement::{self, Class};
+
+/// How many names a warning gives.
+const NAMES: usize = 3;
 
 /// How many freed buffers are remembered.
 const FREED_KEPT: usize = 256;
@@ -120,6 +124,21 @@ struct Report<'a> {
     strict: bool,
     fallbacks: usize,
     buffers: Vec<&'a Buffer>,
+    warnings: Vec<Warning>,
+}
+
+/// Something that a person should know about a buffer type. The codes are stable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Warning {
+    code: &'static str,
+    asked: &'static str,
+    /// How many different tensors it is about.
+    tensors: usize,
+    /// Their bytes.
+    bytes: usize,
+    /// The first of their names.
+    first: Vec<String>,
+    message: String,
 }
 
 /// What is remembered of a host.
@@ -140,6 +159,42 @@ struct State {
     live: Vec<Buffer>,
     freed: VecDeque<Buffer>,
     fallbacks: usize,
+    /// Buffer types whose warning has been logged.
+    warned: HashSet<&'static str>,
+}
+
+impl State {
+    /// Norms and routers are small, used for every token, and gain nothing from a place of their own: a rule is wider than it was meant to be.
+    fn warnings(&self) -> Vec<Warning> {
+        let mut all: Vec<Warning> = Vec::new();
+        let mut seen: HashSet<(&str, &str)> = HashSet::new();
+        // A loader's own buffers of plain memory are not asked for by a rule.
+        for buffer in self.freed.iter().chain(&self.live).filter(|b| b.asked != "CPU") {
+            let odd = |t: &&Tensor| matches!(placement::Tensor::missing(&t.name).class, Class::Norm | Class::Router);
+            for tensor in buffer.tensors.iter().filter(odd) {
+                if !seen.insert((buffer.asked, &tensor.name)) {
+                    continue;
+                }
+                let at = all.iter().position(|w| w.asked == buffer.asked).unwrap_or_else(|| {
+                    let (code, first, message) = ("small_tensors_placed", Vec::new(), String::new());
+                    all.push(Warning { code, asked: buffer.asked, tensors: 0, bytes: 0, first, message });
+                    all.len() - 1
+                });
+                let warning = &mut all[at];
+                warning.tensors += 1;
+                warning.bytes += tensor.bytes;
+                if warning.first.len() < NAMES {
+                    warning.first.push(tensor.name.clone());
+                }
+            }
+        }
+        for w in &mut all {
+            let names: Vec<String> = w.first.iter().map(|n| format!("'{}'", n.escape_debug())).collect();
+            let (count, names, more) = (w.tensors, names.join(", "), if w.tensors > w.first.len() { ", .." } else { "" });
+            w.message = format!("{count} norm and router tensors were placed here ({names}{more}); is the pattern of a rule too wide?");
+        }
+        all
+    }
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -200,6 +255,20 @@ pub fn add_tensor(id: Id, tensor: Tensor) {
     }
 }
 
+/// Called when a model has been loaded: warns, once per buffer type, of tensors that gain nothing there, and writes the report.
+pub fn loaded() {
+    let new: Vec<Warning> = {
+        let mut guard = state();
+        let state = guard.get_or_insert_default();
+        state.warnings().into_iter().filter(|w| state.warned.insert(w.asked)).collect()
+    };
+    // No lock is held: a log may call back into us.
+    for warning in new {
+        log::warning!("{}: {}", warning.asked, warning.message);
+    }
+    changed();
+}
+
 /// Remembers that a buffer is gone.
 pub fn remove_buffer(id: Id) {
     if let Some(state) = state().as_mut()
@@ -228,6 +297,7 @@ pub fn to_json() -> String {
         strict: config::get().is_ok_and(|c| c.strict),
         fallbacks: state.fallbacks,
         buffers: state.freed.iter().chain(&state.live).filter(|b| b.bytes > 0).collect(),
+        warnings: state.warnings(),
     };
     serde_json::to_string_pretty(&report).unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}"))
 }
@@ -311,6 +381,41 @@ mod tests {
         remove_buffer(id);
         assert_eq!(find()["live"], false);
         remove_buffer(id);
+    }
+
+    #[test]
+    fn norms_and_routers_are_warned_of_and_experts_are_not() {
+        let put = |asked, names: &[&str]| {
+            let id = add_buffer(asked, Place::Mapped, 77, None, None);
+            for name in names {
+                add_tensor(id, Tensor { name: (*name).into(), type_name: "f32", bytes: 10 });
+            }
+            id
+        };
+        // Other tests of this process do not use these names of buffer types.
+        let all = [
+            "blk.0.attn_norm.weight",
+            "blk.0.ffn_gate_inp.weight",
+            "blk.0.ffn_up_exps.weight",
+            "output_norm.weight",
+            "blk.1.ffn_norm.weight",
+        ];
+        let ids = [put("wide", &all), put("wide", &all[..2]), put("narrow", &["blk.0.ffn_up_exps.weight"]), put("CPU", &all)];
+        let find = || {
+            let json: serde_json::Value = serde_json::from_str(&to_json()).unwrap();
+            let ours = |w: &&serde_json::Value| ["wide", "narrow", "CPU"].contains(&w["asked"].as_str().unwrap());
+            json["warnings"].as_array().unwrap().iter().filter(ours).cloned().collect::<Vec<_>>()
+        };
+        let [warning] = &find()[..] else { panic!("{:?}", find()) };
+        let expected = serde_json::json!({
+            "code": "small_tensors_placed", "asked": "wide", "tensors": 4, "bytes": 40,
+            "first": ["blk.0.attn_norm.weight", "blk.0.ffn_gate_inp.weight", "output_norm.weight"],
+            "message": "4 norm and router tensors were placed here ('blk.0.attn_norm.weight', 'blk.0.ffn_gate_inp.weight', 'output_norm.weight', ..); \
+                        is the pattern of a rule too wide?",
+        });
+        assert_eq!(*warning, expected);
+        ids.into_iter().for_each(remove_buffer);
+        assert_eq!(find(), [expected], "it stays when the buffers are gone");
     }
 
     #[test]

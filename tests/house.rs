@@ -11,7 +11,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("log", &[]),
     ("config", &["error", "log"]),
-    ("report", &["error", "log", "config", "memory"]),
+    // Of `placement` only what a tensor's name says of its kind.
+    ("report", &["error", "log", "config", "memory", "placement"]),
     ("abi", &["error", "log"]),
     ("memory", &["error"]),
     ("gguf", &[]),

@@ -219,8 +219,10 @@ pub unsafe extern "C" fn berth_loader_tensor(loader: *const Loader, index: usize
     guard("berth_loader_tensor", std::ptr::null(), || unsafe { loader.as_ref() }.map_or(std::ptr::null(), |l| l.view(index)))
 }
 
-/// Gets memory for every tensor: one buffer per place. Page-locked memory or an arena that cannot be had becomes the file's mapping if the file is mapped,
-/// else ordinary memory; with `BERTH_STRICT=1` that is an error. After an error nothing is allocated, and it may be tried again.
+/// Gets memory for every tensor: one buffer per place. Where page-locked memory or an arena cannot be had, the tensors stay in the file's mapping
+/// if the file is mapped, and get ordinary memory if it is not (as a backend in llama.cpp, which cannot give a mapping instead, Berth always
+/// takes ordinary memory); with `BERTH_STRICT=1` that is an error. A file that was cut or written to since it was opened is an error that names
+/// it. After an error nothing is allocated, and it may be tried again.
 ///
 /// # Safety
 /// `loader` must be NULL, which is an error, or valid.
@@ -237,8 +239,9 @@ pub unsafe extern "C" fn berth_loader_alloc(loader: *mut Loader) -> Status {
 /// Takes the bytes read and the bytes to read; returns false to cancel. The pointer given with the function.
 pub type ProgressFn = Option<unsafe extern "C" fn(done: u64, total: u64, user: *mut c_void) -> bool>;
 
-/// Reads the bytes of every tensor that does not stay in the mapping. `progress` may be NULL; it is called on this thread. After a cancel or an
-/// error this may be called again.
+/// Reads the bytes of every tensor that does not stay in the mapping. `progress` may be NULL; it is called on this thread, after every 8 MiB or
+/// 100 ms and at the end. After a cancel or an error this may be called again. A file that was cut or written to since it was opened is an
+/// error that names it.
 ///
 /// # Safety
 /// `loader` must be NULL, which is an error, or valid; `progress` NULL or callable with `user`.
@@ -271,9 +274,8 @@ pub unsafe extern "C" fn berth_loader_ggml_buffer(
         let make = || {
             let at = loader.views.iter().position(|v| std::ptr::eq(&raw const v.info, tensor));
             let at = at.ok_or_else(|| Error::invalid("tensor is not one of this loader"))?;
-            let data = loader.views[at].info.data.cast::<u8>();
-            let holds = |b: &&loader::Buffer| (b.base().addr()..b.base().addr() + b.len()).contains(&data.addr());
-            let found = loader.loader.buffers().iter().find(holds);
+            let holder = loader.loader.tensors().nth(at).and_then(|t| t.buffer);
+            let found = holder.and_then(|b| loader.loader.buffers().get(b));
             let found = found.ok_or_else(|| Error::invalid("the tensor has no host memory (berth_loader_alloc comes first)"))?;
             let kind = match found.target {
                 Target::CudaHost | Target::StockHost(_) => Kind::CudaHost,

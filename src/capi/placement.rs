@@ -152,6 +152,7 @@ impl LoadDesc {
                 let host = if d.host_type.is_null() { None } else { Some(input::text(d.host_type, "a device's host type")?) };
                 (input::text(d.name, "a device's name")?, host)
             };
+            placement::Targets::check_device(name).map_err(Error::invalid)?;
             Ok(Device::new(name, host, d.share))
         };
         let choice = |value: u8, what: &str, most: u8| {

@@ -51,7 +51,7 @@ impl Rules {
 }
 
 /// New, empty rules. `devices` are the names of device buffer types that rules may name beside `CPU`, `CPU_MMAP`, `CUDA_Host` and `ARENA`, for
-/// example "CUDA0". Free with `berth_rules_free`.
+/// example "CUDA0"; a name that is empty or contains `,`, `;`, `=` or a control character is an error. Free with `berth_rules_free`.
 ///
 /// # Safety
 /// `devices` must point at `n_devices` strings, or be NULL if that is 0; `rules` must be NULL, which is an error, or writable.
@@ -62,6 +62,7 @@ pub unsafe extern "C" fn berth_rules_new(devices: *const *const c_char, n_device
         let names = unsafe { input::array(devices, n_devices, "devices") }?;
         // SAFETY: likewise.
         let names = names.iter().map(|name| unsafe { input::text(*name, "a device's name") }).collect::<Result<Vec<_>>>()?;
+        names.iter().try_for_each(|name| Targets::check_device(name).map_err(Error::invalid))?;
         let make = || Ok(Box::into_raw(Box::new(Rules { rules: Arc::new(placement::Rules::new(Targets::new(names))), texts: Vec::new() })));
         // SAFETY: the caller vouches for `rules`.
         unsafe { input::output(rules, "rules", make) }

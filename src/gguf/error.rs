@@ -63,6 +63,15 @@ pub enum ErrorKind {
         /// Its size when it was opened.
         was: u64,
     },
+    /// The file was written to while it was open: its time of modification is another one.
+    Changed,
+    /// More parts than a split model can have.
+    Parts {
+        /// `split.count`.
+        count: u64,
+        /// How many there can be.
+        most: u64,
+    },
     /// A count that cannot fit into what is left of the file.
     Count {
         /// What is counted.
@@ -229,6 +238,10 @@ impl fmt::Display for ErrorKind {
                 write!(f, "the file ends inside {what}: {need} bytes are needed, {left} are left; the download may be incomplete")
             }
             K::Shrunk { was } => write!(f, "the file became shorter while it was open (it had {was} bytes); is it still being written?"),
+            K::Changed => {
+                write!(f, "the file was written to while it was open, so its header and its data may not belong together; load it again")
+            }
+            K::Parts { count, most } => write!(f, "split.count is {count}, but a model has at most {most} parts"),
             K::Count { what, count, most } => write!(f, "{count} {what} are announced, but at most {most} fit into the rest of the file"),
             K::HeaderTooLarge => write!(f, "the header is larger than {} MiB", super::MAX_HEADER_BYTES >> 20),
             K::NoMemory(bytes) => write!(f, "{bytes} bytes of memory could not be had"),

@@ -4,7 +4,8 @@
 //!
 //! The parts of a split model are named `NAME-00001-of-0000N.gguf`; the first holds the metadata. As in stock, it is the one to open.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::error::{Error, ErrorKind};
@@ -20,6 +21,8 @@ pub struct Part {
     path: PathBuf,
     file: File,
     header: Header,
+    /// When the file was last written to, in seconds and nanoseconds, as it was before the header was read.
+    modified: (i64, i64),
 }
 
 /// A model: one file, or all parts of a split one.
@@ -43,11 +46,12 @@ impl Part {
     fn open(path: PathBuf) -> Result<Part, Error> {
         let read = || {
             let file = open_regular(&path).map_err(|e| Error::io(0, &e))?;
+            let before = modified(&file.metadata().map_err(|e| Error::io(0, &e))?);
             let header = Header::read(&file)?;
-            Ok((file, header))
+            Ok((file, header, before))
         };
-        let (file, header) = read().map_err(|e: Error| e.in_file(&path))?;
-        Ok(Part { path, file, header })
+        let (file, header, modified) = read().map_err(|e: Error| e.in_file(&path))?;
+        Ok(Part { path, file, header, modified })
     }
 
     /// Where it is.
@@ -87,7 +91,7 @@ impl Model {
         if count > 1 {
             let first = &parts[0];
             if count > MOST_PARTS {
-                return Err(first.fault(ErrorKind::Count { what: "parts", count, most: MOST_PARTS }));
+                return Err(first.fault(ErrorKind::Parts { count, most: MOST_PARTS }));
             }
             let Some(no) = first.header.u64("split.no") else {
                 return Err(first.fault(ErrorKind::WrongPart { key: "split.no", found: None, expected: 0 }));
@@ -140,20 +144,28 @@ impl Model {
         Some(ModelTensor { part: part as usize, info: self.parts[part as usize].header.tensor_by_index(i) })
     }
 
-    /// Checks that no file became shorter since its header was read.
+    /// Checks that no file became shorter or was written to since its header was read. A write within the time that the file system's
+    /// clock cannot tell apart (a few milliseconds) goes unnoticed.
     ///
     /// # Errors
-    /// [`ErrorKind::Shrunk`], or what the operating system says; it names the file.
+    /// [`ErrorKind::Shrunk`], [`ErrorKind::Changed`], or what the operating system says; it names the file.
     pub fn check_files(&self) -> Result<(), Error> {
         for part in &self.parts {
             let was = part.header.file_len();
-            let now = part.file.metadata().map_err(|e| Error::io(0, &e).in_file(&part.path))?.len();
-            if now < was {
-                return Err(Error::new(now, ErrorKind::Shrunk { was }).in_file(&part.path));
+            let now = part.file.metadata().map_err(|e| Error::io(0, &e).in_file(&part.path))?;
+            if now.len() < was {
+                return Err(Error::new(now.len(), ErrorKind::Shrunk { was }).in_file(&part.path));
+            }
+            if modified(&now) != part.modified {
+                return Err(part.fault(ErrorKind::Changed));
             }
         }
         Ok(())
     }
+}
+
+fn modified(file: &Metadata) -> (i64, i64) {
+    (file.mtime(), file.mtime_nsec())
 }
 
 fn by_name(parts: &[Part]) -> Result<Vec<(u32, u32)>, Error> {
@@ -253,5 +265,29 @@ mod tests {
         File::options().write(true).open(&path).unwrap().set_len(len - 1).unwrap();
         let e = model.check_files().unwrap_err();
         assert_eq!((e.kind, e.file), (ErrorKind::Shrunk { was: len }, Some(path)));
+    }
+
+    #[test]
+    fn file_that_was_written_to_after_it_was_opened_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = write(dir.path(), "m.gguf", &Gguf::new(3).tensor("a", &[64], 0).bytes());
+        let model = Model::open(&path).unwrap();
+        model.check_files().unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        // The clock of the file system may be too coarse to tell a write that follows at once.
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        let e = model.check_files().unwrap_err();
+        assert!(e.to_string().starts_with(path.to_str().unwrap()), "{e}");
+        assert_eq!((e.kind, e.file), (ErrorKind::Changed, Some(path)));
+    }
+
+    #[test]
+    fn more_parts_than_a_model_can_have_are_refused_with_their_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let f = Gguf::new(3).u16("split.no", 0).pair("split.count", 10, &u64::MAX.to_le_bytes());
+        let path = write(dir.path(), "m-00001-of-00002.gguf", &f.bytes());
+        let e = Model::open(&path).unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Parts { count: u64::MAX, most: 65_535 });
+        assert!(e.to_string().contains("split.count is 18446744073709551615, but a model has at most 65535 parts"), "{e}");
     }
 }

@@ -14,6 +14,7 @@ use crate::error::{Error, Result, Status};
 use crate::gguf::{Header, Model};
 use crate::memory::fill;
 use crate::placement::{self, DecideError, Decision, Facts, Flags, Load, Memory, Rules};
+use crate::report;
 
 pub use place::Buffer;
 pub use tensor::Tensor;
@@ -119,10 +120,12 @@ impl Loader {
         for change in placed.changes {
             let tensor = &mut self.tensors[change.tensor];
             tensor.data = change.data;
+            tensor.buffer = Some(change.buffer);
             tensor.decision = change.decision;
         }
         self.buffers = placed.buffers;
         self.stage = Stage::Allocated;
+        report::loaded();
         Ok(())
     }
 
@@ -135,7 +138,7 @@ impl Loader {
     /// returning false; then, or after an error, this may be called again.
     ///
     /// # Errors
-    /// [`Status::Cancelled`]; [`Status::Io`], naming the file, if it has shrunk or cannot be read.
+    /// [`Status::Cancelled`]; [`Status::Io`] or [`Status::BadFile`], naming the file, if it has shrunk, was written to or cannot be read.
     pub fn fill(&mut self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         if self.stage == Stage::Creating {
             return Err(Error::invalid("memory must be allocated before it is filled"));
@@ -149,6 +152,7 @@ impl Loader {
             })
             .collect();
         place::fill(&pieces, progress)?;
+        self.model.check_files()?;
         for buffer in &self.buffers {
             buffer.filled();
         }

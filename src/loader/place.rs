@@ -65,6 +65,7 @@ impl Drop for Buffer {
 /// What allocation changes in a tensor.
 pub(super) struct Change {
     pub(super) tensor: usize,
+    pub(super) buffer: usize,
     pub(super) data: *mut u8,
     pub(super) decision: Decision,
 }
@@ -110,11 +111,11 @@ fn copy(
     let mut offsets = Vec::with_capacity(members.len());
     for &index in members {
         offsets.push(size);
-        let padded = round_up(tensors[index].bytes, ALIGNMENT)?;
+        // A tensor without bytes has an address of its own too: ggml wants one in the buffer.
+        let padded = round_up(tensors[index].bytes.max(1), ALIGNMENT)?;
         size = size.checked_add(padded).ok_or_else(|| Error::new(Status::OutOfMemory, "the tensors are larger than an address space"))?;
     }
     let attempt = match memory {
-        _ if size == 0 => Ok(Placed { region: Region::empty(), place: Place::Empty, file: None, fallback: None }),
         Memory::Pinned => CudaHost::attempt(size),
         Memory::Arena => Arena::attempt(size),
         _ => CpuMmap::attempt(size),
@@ -137,7 +138,7 @@ fn copy(
     let memory = decisions.first().and_then(|d| d.memory).unwrap_or(memory);
     let id = report::add_buffer(berth_name(target), place, size, file, fallback);
     for ((&tensor, offset), decision) in members.iter().zip(offsets).zip(decisions) {
-        all.changes.push(Change { tensor, data: region.base().wrapping_add(offset), decision });
+        all.changes.push(Change { tensor, buffer: all.buffers.len(), data: region.base().wrapping_add(offset), decision });
         remember(id, &tensors[tensor]);
     }
     all.buffers.push(Buffer { target: target.clone(), memory, region, mapping: None, id });
@@ -166,14 +167,18 @@ fn map(
             return Err(Error::new(Status::Io, message));
         }
         let base = whole.as_ptr().cast_mut();
-        let (start, len) = (first as usize, (last - first) as usize);
+        // Tensors without bytes may stand behind the last byte of the file; what holds them is then the file.
+        let (start, len) = if first < last { (first as usize, (last - first) as usize) } else { (0, whole.len()) };
         // SAFETY: the range lies in the mapping, which the buffer keeps.
         let region = unsafe { Region::borrowed(base.wrapping_add(start), len, false) };
-        let id = report::add_buffer(berth_name(target), Place::Mapped, len, Some(part.path().to_owned()), fallback.clone());
+        // What lies between them belongs to others.
+        let bytes = here.iter().map(|m| tensors[members[*m]].bytes).sum();
+        let id = report::add_buffer(berth_name(target), Place::Mapped, bytes, Some(part.path().to_owned()), fallback.clone());
         for m in here {
             let tensor = members[m];
             let decision = decisions.as_ref().map_or_else(|| tensors[tensor].decision.clone(), |d| d[m].clone());
-            all.changes.push(Change { tensor, data: base.wrapping_add(tensors[tensor].offset as usize), decision });
+            let data = base.wrapping_add(tensors[tensor].offset as usize);
+            all.changes.push(Change { tensor, buffer: all.buffers.len(), data, decision });
             remember(id, &tensors[tensor]);
         }
         all.buffers.push(Buffer { target: target.clone(), memory: Memory::Mapped, region, mapping: Some(mapping), id });

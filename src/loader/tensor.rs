@@ -24,6 +24,8 @@ pub struct Tensor {
     pub offset: u64,
     /// Where it goes and why; after allocation: where it is.
     pub decision: Decision,
+    /// The buffer that holds it, as an index into [`super::Loader::buffers`], after allocation; none on a device.
+    pub buffer: Option<usize>,
     /// Its data, after allocation; NULL before, and for a tensor on a device.
     pub data: *mut u8,
 }
@@ -46,6 +48,7 @@ impl Tensor {
             part: found.part,
             offset: info.offset,
             decision,
+            buffer: None,
             data: std::ptr::null_mut(),
         })
     }

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, Status};
 
@@ -18,7 +18,7 @@ const REQUEST: usize = 8 << 20;
 /// Reads outstanding at once. Disks need a few to reach their rate; more only fill the queue.
 const WORKERS: usize = 4;
 
-/// Time between two reports of progress.
+/// Longest time between two reports of progress; there is also one for every [`REQUEST`] bytes.
 const TICK: Duration = Duration::from_millis(100);
 
 /// `len` bytes at `offset` of `file`, wanted at `target`.
@@ -45,7 +45,7 @@ struct Request {
     len: usize,
 }
 
-/// Reads all pieces. `progress` is called on this thread, now and then and at the end, with the bytes read so far and the bytes of all pieces;
+/// Reads all pieces. `progress` is called on this thread, after every 8 MiB or 100 ms and at the end, with the bytes read so far and the bytes of all pieces;
 /// when it returns false the rest is not read.
 ///
 /// # Errors
@@ -62,41 +62,44 @@ pub unsafe fn fill(pieces: &[Piece<'_>], progress: &mut dyn FnMut(u64, u64) -> b
     };
     let requests: Vec<Request> = pieces.iter().enumerate().flat_map(split).collect();
     let (next, done, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
-    let (failed, failures) = mpsc::channel::<Error>();
-    let work = |failed: mpsc::Sender<Error>| {
+    let (ended, endings) = mpsc::channel::<Result<()>>();
+    let work = |ended: mpsc::Sender<Result<()>>| {
         while !stop.load(Ordering::Relaxed) {
             let Some(request) = requests.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
             // SAFETY: the caller vouches for the target, and every request has its own part of it.
-            if let Err(error) = unsafe { read(&pieces[request.piece], request) } {
-                stop.store(true, Ordering::Relaxed);
-                // The receiver waits until the last sender is gone.
-                let _ = failed.send(error);
-                break;
+            let read = unsafe { read(&pieces[request.piece], request) };
+            match &read {
+                Ok(()) => drop(done.fetch_add(request.len as u64, Ordering::Relaxed)),
+                Err(_) => stop.store(true, Ordering::Relaxed),
             }
-            done.fetch_add(request.len as u64, Ordering::Relaxed);
+            // The receiver is gone once somebody has stopped.
+            let _ = ended.send(read);
         }
     };
     let cancelled = std::thread::scope(|scope| -> Result<bool> {
         for _ in 0..WORKERS.min(requests.len()) {
-            let (sender, work) = (failed.clone(), &work);
+            let (sender, work) = (ended.clone(), &work);
             let started = std::thread::Builder::new().name("berth-fill".into()).spawn_scoped(scope, move || work(sender));
             if started.is_err() && next.load(Ordering::Relaxed) == 0 {
                 // No thread to be had: this one does it all, without progress.
-                work(failed.clone());
+                work(ended.clone());
             }
         }
-        drop(failed);
+        drop(ended);
+        let (mut said, mut last) = (0, Instant::now());
         loop {
-            let ended = failures.recv_timeout(TICK);
-            match ended {
-                Ok(error) => return Err(error),
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    if !progress(done.load(Ordering::Relaxed), total) {
-                        stop.store(true, Ordering::Relaxed);
-                        return Ok(true);
-                    }
-                }
+            match endings.recv_timeout(TICK) {
+                Ok(read) => read?,
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(false),
+            }
+            let now = done.load(Ordering::Relaxed);
+            if now - said >= REQUEST as u64 || last.elapsed() >= TICK {
+                (said, last) = (now, Instant::now());
+                if !progress(now, total) {
+                    stop.store(true, Ordering::Relaxed);
+                    return Ok(true);
+                }
             }
         }
     })?;
@@ -210,6 +213,23 @@ mod tests {
         // SAFETY: the vector is that long.
         let error = unsafe { fill(&[piece], &mut |_, _| false) }.unwrap_err();
         assert_eq!(error.status, Status::Cancelled);
+    }
+
+    #[test]
+    fn it_can_be_cancelled_in_the_middle() {
+        let scratch = Scratch::new("middle", 16 * REQUEST);
+        let file = File::open(&scratch.0).unwrap();
+        let mut target = vec![0u8; 16 * REQUEST];
+        let piece = Piece { file: &file, path: &scratch.0, offset: 0, target: target.as_mut_ptr(), len: target.len() };
+        let mut calls = Vec::new();
+        let mut cancel = |done, total| {
+            calls.push((done, total));
+            false
+        };
+        // SAFETY: the vector is that long.
+        let error = unsafe { fill(&[piece], &mut cancel) }.unwrap_err();
+        assert_eq!(error.status, Status::Cancelled);
+        assert!(matches!(calls[..], [(done, total)] if done > 0 && done <= total), "{calls:?}");
     }
 
     #[test]

@@ -75,16 +75,22 @@ impl fmt::Display for RuleFault {
             }
             RuleFault::Pattern(fault) => write!(f, "{fault}"),
             RuleFault::UnknownTarget { name, nearest, known } => {
-                write!(f, "unknown target '{}'", name.escape_debug())?;
-                if let Some(nearest) = nearest {
-                    write!(f, "; did you mean {nearest}?")?;
+                if name.is_empty() {
+                    write!(f, "there is no target behind the '='")?;
+                } else {
+                    write!(f, "unknown target '{}'", name.escape_debug())?;
                 }
-                if name.contains('=') || name.contains(')') {
-                    write!(f, " (the first '=' ends the pattern, so it cannot contain (?=)")?;
+                f.write_str(&nearest.as_ref().map_or(".".to_owned(), |nearest| format!("; did you mean {nearest}?")))?;
+                if name.contains(';') {
+                    write!(f, " In -ot rules are separated by ',', not by ';' (which is llama-bench's).")?;
+                } else if name.contains('=') || name.contains(')') {
+                    write!(f, " The first '=' ends the pattern, so it cannot contain '(?='.")?;
                 }
                 write!(f, " Known: {}", known.join(", "))
             }
-            RuleFault::TooManyRules => write!(f, "there are more than {MAX_RULES} rules; stock llama.cpp has no room for more"),
+            RuleFault::TooManyRules => {
+                write!(f, "there are more than {MAX_RULES} rules; stock llama.cpp has room for {}", MAX_RULES - 1)
+            }
             RuleFault::TooLargeTogether => f.write_str("the patterns of all rules together are too large"),
         }
     }

@@ -14,8 +14,9 @@ use super::pattern::Pattern;
 use super::rule_error::{RuleError, RuleFault};
 use super::target::{Target, Targets};
 
-/// Stock keeps room for this many entries, the last of which ends the list (`llama_max_tensor_buft_overrides` in `llama.h`).
-/// With as many rules as entries, llama.cpp 0.5.0 stops at an assertion.
+/// Stock keeps room for this many entries, the last of which ends the list (`llama_max_tensor_buft_overrides` in `llama.h`), so it takes 4095
+/// rules: with 4096, llama.cpp 0.5.0 stops at an assertion. Here 4096 are taken, since other loaders need no entry for the end;
+/// [`super::Explanation`] warns of the last one, and one more is an error.
 pub const MAX_RULES: usize = 4096;
 
 /// All patterns together have at most about this many states, so that memory and time stay bounded.
@@ -382,10 +383,21 @@ mod tests {
         assert_eq!((e.rule, e.column), (2, 15));
         let text = e.to_string();
         assert!(text.contains("rule 2, column 15: unknown target 'CUDA_Hots'; did you mean CUDA_Host?"), "{text}");
-        assert!(text.contains("Known: CPU, CPU_MMAP, CUDA_Host, ARENA, CUDA0, CUDA1, RPC1[127.0.0.1:50053]"), "{text}");
+        assert!(text.contains("? Known: CPU, CPU_MMAP, CUDA_Host, ARENA, CUDA0, CUDA1, RPC1[127.0.0.1:50053]"), "{text}");
+        for (typed, said) in [
+            ("a=", "column 3: there is no target behind the '='. Known: CPU, "),
+            ("a=the moon", "unknown target 'the moon'. Known: CPU, "),
+            (
+                "a=ARENA;b=ARENA",
+                "unknown target 'ARENA;b=ARENA'. In -ot rules are separated by ',', not by ';' (which is llama-bench's). Known",
+            ),
+        ] {
+            let text = rules().parse(typed).unwrap_err().to_string();
+            assert!(text.contains(said), "{text}");
+        }
         assert_eq!(e.excerpt(), "exps=CPU,attn=CUDA_Hots\n              ^");
         let look = rules().parse("a(?=b)=CPU").unwrap_err().to_string();
-        assert!(look.contains("the first '=' ends the pattern"), "{look}");
+        assert!(look.contains("The first '=' ends the pattern, so it cannot contain '(?='. Known"), "{look}");
     }
 
     #[test]

@@ -80,6 +80,21 @@ impl Targets {
         Targets(all)
     }
 
+    /// Checks that a rule can name a device of that name.
+    ///
+    /// # Errors
+    /// A sentence without a full stop.
+    pub fn check_device(name: &str) -> Result<(), String> {
+        const ENDS_A_TARGET: [char; 3] = [',', ';', '='];
+        let shown = name.chars().take(80).collect::<String>();
+        match name.chars().find(|c| ENDS_A_TARGET.contains(c) || c.is_control()) {
+            _ if name.is_empty() => Err("the name of a device is empty".to_owned()),
+            Some(c) if c.is_control() => Err(format!("the name of a device contains a control character: '{}'", shown.escape_debug())),
+            Some(c) => Err(format!("the name of a device contains '{c}', so no rule can name it: '{shown}'")),
+            None => Ok(()),
+        }
+    }
+
     /// The target of that name; names are case-sensitive, as in stock.
     pub fn find(&self, name: &str) -> Option<&Target> {
         self.0.iter().find(|t| t.name() == name)
@@ -123,6 +138,16 @@ mod tests {
             assert_eq!(targets.nearest(typed), meant, "{typed}");
         }
         assert_eq!(targets.nearest(&"x".repeat(1_000_000)), None);
+    }
+
+    #[test]
+    fn a_device_has_a_name_that_a_rule_can_contain() {
+        for good in ["CUDA0", "RPC1[127.0.0.1:50053]", "Vulkan 0"] {
+            assert_eq!(Targets::check_device(good), Ok(()));
+        }
+        for (bad, said) in [("", "empty"), ("A=B", "'='"), ("a,b", "','"), ("a;b", "';'"), ("a\nb", "control")] {
+            assert!(Targets::check_device(bad).is_err_and(|e| e.contains(said)), "{bad:?}");
+        }
     }
 
     #[test]

@@ -223,34 +223,44 @@ fn cuda() -> Finding {
 /// Whether stock llama.cpp is here, and whether Berth fits it.
 fn llama(given: Option<&Path>) -> Vec<Finding> {
     const ITEM: &str = "llama.cpp";
+    const NAME_IT: &str = "name a program of llama.cpp or the directory of its libraries";
     let programs = ["llama-server", "llama-cli", "llama-completion"];
     let path = std::env::var_os("PATH").unwrap_or_default();
     let in_path = || std::env::split_paths(&path).flat_map(|d| programs.map(|p| d.join(p))).find(|p| p.is_file());
     let Some(start) = given.map(Path::to_owned).or_else(in_path) else {
         return vec![note(ITEM, "no llama-server, llama-cli or llama-completion in PATH", "name it: berth doctor --llama PATH")];
     };
-    let start = start.canonicalize().unwrap_or(start);
+    // Nothing is opened that is not a file: a named pipe would wait for its writer.
+    let start = match start.canonicalize() {
+        Ok(path) if path.is_dir() || path.is_file() => path,
+        Ok(path) => return vec![bad(ITEM, format!("{} is neither a file nor a directory", path.display()), NAME_IT)],
+        Err(error) => return vec![bad(ITEM, format!("{}: {error}", start.display()), NAME_IT)],
+    };
     let home = if start.is_dir() { start.clone() } else { start.parent().map(Path::to_owned).unwrap_or_default() };
     let places = [home.clone(), home.join("../lib"), home.join("../lib64"), home.join("lib")];
     let libraries = places.iter().filter_map(|dir| ggml_base_in(dir)).next();
     let Some(library) = libraries else {
-        let found = format!("{}: no libggml-base.so beside it or in ../lib", start.display());
-        return vec![note(
-            ITEM,
-            found,
-            "if it is linked statically Berth cannot be loaded into it; else name the directory of its libraries",
-        )];
+        let found = format!("{}: no libggml-base.so {} or in ../lib", start.display(), if start.is_dir() { "in it" } else { "beside it" });
+        let hint =
+            "if it is a llama.cpp that is linked statically, Berth cannot be loaded into it; else name the directory of its libraries";
+        return vec![if given.is_some() { bad(ITEM, found, hint) } else { note(ITEM, found, hint) }];
     };
     let opened = match abi::open_library(&library) {
         Ok(opened) => opened,
-        Err(error) => return vec![bad(ITEM, error.message, "its own libraries are missing; is it complete?")],
+        Err(error) => {
+            let hint = "it is no library of this kind of machine, or libraries that it needs are missing";
+            return vec![bad(ITEM, error.message, hint)];
+        }
     };
     let fits = Host::find(|_| None, |host| (host.version, host.layout));
     vec![match fits {
         Ok((version, layout)) => {
             good(ITEM, format!("{} has ggml {version} (tables {}): Berth fits", opened.file().display(), layout.name()))
         }
-        Err(error) => bad(ITEM, format!("{}: {error}", opened.file().display()), "update llama.cpp"),
+        Err(error) => {
+            let hint = "it is no ggml, or one from before September 2025: then update llama.cpp";
+            bad(ITEM, format!("{}: {error}", opened.file().display()), hint)
+        }
     }]
 }
 
@@ -258,7 +268,7 @@ fn llama(given: Option<&Path>) -> Vec<Finding> {
 fn ggml_base_in(dir: &Path) -> Option<PathBuf> {
     let mut names: Vec<PathBuf> = std::fs::read_dir(dir).ok()?.flatten().map(|e| e.path()).collect();
     let rank = |p: &PathBuf| p.file_name().and_then(OsStr::to_str).map_or(0, str::len);
-    names.retain(|p| p.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with("libggml-base.so")));
+    names.retain(|p| p.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with("libggml-base.so")) && p.is_file());
     names.sort_by_key(rank);
     names.into_iter().next()
 }

@@ -120,8 +120,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn explain(args: &Args) -> Result<ExitCode, String> {
-    let devices: Vec<(&str, Option<&str>)> =
-        args.devices.iter().map(|d| d.split_once(':').map_or((d.as_str(), None), |(name, host)| (name, Some(host)))).collect();
+    let devices: Vec<(&str, Option<&str>)> = args.devices.iter().map(|d| device(d)).collect();
+    for (name, host) in &devices {
+        let checked = Targets::check_device(name).and_then(|()| host.map_or(Ok(()), Targets::check_device));
+        checked.map_err(|e| format!("--device: {e}"))?;
+    }
     let mut rules = Rules::new(Targets::new(devices.iter().map(|d| d.0)));
     for arg in &args.rules.0 {
         let added = match arg {
@@ -152,6 +155,15 @@ fn explain(args: &Args) -> Result<ExitCode, String> {
     crate::print(&if args.json { render::json(&explained) + "\n" } else { render::table(&explained, args.all) })?;
     let idle = explained.rules.iter().any(|r| r.is_idle());
     Ok(if args.strict && (idle || explained.has_unhonoured()) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Name and host type. A name may hold an address in brackets: `RPC0[127.0.0.1:50052]`.
+fn device(text: &str) -> (&str, Option<&str>) {
+    let name_ends = text.rfind(']').map_or(0, |at| at + 1);
+    match text[name_ends..].find(':') {
+        Some(at) => (&text[..name_ends + at], Some(&text[name_ends + at + 1..])),
+        None => (text, None),
+    }
 }
 
 /// What stock's CPU backend would interleave on this machine.
