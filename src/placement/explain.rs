@@ -17,13 +17,19 @@ use super::target::Target;
 use super::tensor::{Class, Flags, Tensor};
 use crate::gguf::{Header, Model, Quirk, TensorInfo};
 
-/// What is known of the machine, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// What is known of the machine; sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// `MemAvailable`.
     pub available: Option<u64>,
     /// `RLIMIT_MEMLOCK`; `None` if it is unknown or there is no limit.
     pub memlock: Option<u64>,
+    /// Why there is no page-locked memory; `None` if there is, or nobody looked.
+    pub no_pinned: Option<String>,
+    /// Why there is no arena; likewise.
+    pub no_arena: Option<String>,
+    /// What an arena may take of its file system; `None` if it is unknown.
+    pub arena_free: Option<u64>,
 }
 
 /// One tensor.
@@ -180,7 +186,8 @@ impl Explanation {
 
     /// Whether something that was asked for cannot be honoured: what `--strict` refuses.
     pub fn has_unhonoured(&self) -> bool {
-        self.rules.iter().any(RuleUse::is_idle)
+        let broken = |w: &Warning| matches!(w.code, "no_pinned" | "no_arena" | "arena_space");
+        self.rules.iter().any(RuleUse::is_idle) || self.warnings.iter().any(broken)
     }
 
     fn warn(&mut self, code: &'static str, message: String) {
@@ -368,6 +375,17 @@ fn warn_of_memory(e: &mut Explanation) {
         e.warn("memory", format!("{} are copied into memory, but only {} are available.", Bytes(copied), Bytes(available)));
     }
     let pinned = e.totals.pinned;
+    let berths = e.places.iter().filter(|p| p.place == Target::CudaHost).map(|p| p.copied).sum::<u64>();
+    if let Some(why) = e.machine.no_pinned.clone().filter(|_| berths > 0) {
+        e.warn("no_pinned", format!("{} cannot be page-locked here: {why}.", Bytes(berths)));
+    }
+    let arena = e.totals.arena;
+    if let Some(why) = e.machine.no_arena.clone().filter(|_| arena > 0) {
+        e.warn("no_arena", format!("{} cannot go to an arena here: {why}.", Bytes(arena)));
+    }
+    if let Some(free) = e.machine.arena_free.filter(|&f| arena > f) {
+        e.warn("arena_space", format!("{} are to go to an arena, and its file system has {} for it.", Bytes(arena), Bytes(free)));
+    }
     if let Some(limit) = e.machine.memlock.filter(|&l| pinned > l) {
         // The CUDA driver pins through its own kernel module, so the limit may not matter; a warning and not an error.
         e.warn("memlock", format!("{} are to be page-locked, and the limit for locked memory is {}.", Bytes(pinned), Bytes(limit)));
@@ -405,7 +423,33 @@ mod tests {
         }
         let mut load = Facts::of(&header).load();
         change(&mut load);
-        Explanation::of_header(&header, &rules, &load, Machine { available: Some(1 << 20), memlock: Some(8 << 10) }).unwrap()
+        Explanation::of_header(&header, &rules, &load, machine()).unwrap()
+    }
+
+    fn machine() -> Machine {
+        Machine { available: Some(1 << 20), memlock: Some(8 << 10), ..Machine::default() }
+    }
+
+    #[test]
+    fn a_place_that_this_machine_does_not_have_is_not_honoured() {
+        let header = Header::from_bytes(&model().bytes()).unwrap();
+        let explained = |text: &str| {
+            let mut rules = Rules::new(Targets::new([""; 0]));
+            rules.parse(text).unwrap();
+            let (no_pinned, no_arena) = (Some("no driver".to_owned()), Some("no directory".to_owned()));
+            let machine = Machine { no_pinned, no_arena, arena_free: Some(1000), ..Machine::default() };
+            Explanation::of_header(&header, &rules, &Facts::of(&header).load(), machine).unwrap()
+        };
+        for (text, codes) in [
+            ("exps=CUDA_Host", &["no_pinned"][..]),
+            ("exps=ARENA", &["no_arena", "arena_space"]),
+            ("exps=CPU_MMAP", &[]),
+            ("exps=CPU", &[]),
+        ] {
+            let e = explained(text);
+            assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), codes, "{text}");
+            assert_eq!(e.has_unhonoured(), !codes.is_empty(), "{text}");
+        }
     }
 
     fn gpu(load: &mut Load) {

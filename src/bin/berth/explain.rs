@@ -5,9 +5,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use berth::config;
 use berth::gguf::Model;
-use berth::memory::system;
-use berth::placement::{Device, Explanation, Facts, Load, Machine, Repack, Rules, Targets, render};
+use berth::memory::{arena, pinned, system};
+use berth::placement::{Device, Explanation, Facts, Load, Machine, Repack, Rules, Target, Targets, render};
 use clap::{ArgMatches, Command, FromArgMatches};
 
 /// The model and the options of llama.cpp that decide about places.
@@ -23,9 +24,9 @@ pub(crate) struct Args {
     /// Devices, as NAME or NAME:HOST_TYPE, in llama.cpp's order; for example CUDA0:CUDA_Host.
     #[arg(long = "device", value_name = "NAME[:HOST]")]
     devices: Vec<String>,
-    /// Layers on the devices (-ngl) [default: all, if there is a device].
-    #[arg(long, short_alias = 'g', value_name = "N")]
-    gpu: Option<u32>,
+    /// Layers on the devices (-ngl): a number, `all` or `auto` [default: all, if there is a device].
+    #[arg(long, short_alias = 'g', visible_aliases = ["gpu-layers", "n-gpu-layers"], value_name = "N", value_parser = layers, allow_hyphen_values = true)]
+    gpu: Option<Layers>,
     /// The CPU backend does not interleave weights (llama.cpp's --no-repack).
     #[arg(long, visible_alias = "nr")]
     no_repack: bool,
@@ -41,6 +42,18 @@ pub(crate) struct Args {
     /// Fail if a rule matches nothing, or a place cannot be honoured.
     #[arg(long)]
     strict: bool,
+}
+
+/// Layers on the devices; none: all.
+#[derive(Clone, Copy, Debug)]
+struct Layers(Option<u32>);
+
+/// As llama.cpp reads it; "auto" there means as many as fit, which only it can know.
+fn layers(text: &str) -> Result<Layers, String> {
+    match text {
+        "all" | "auto" | "-1" => Ok(Layers(None)),
+        number => number.parse().map(|n| Layers(Some(n))).map_err(|_| "a number, all or auto is expected".to_owned()),
+    }
 }
 
 /// The rules in the order they were typed, which decides.
@@ -139,11 +152,11 @@ fn explain(args: &Args) -> Result<ExitCode, String> {
     let load = Load {
         mmap: !args.no_mmap,
         devices: devices.iter().map(|(name, host)| Device::new(name, *host, 1.0)).collect(),
-        gpu_layers: args.gpu,
+        gpu_layers: args.gpu.and_then(|l| l.0),
         repack: if args.no_repack { Repack::Off } else { repack() },
         ..Facts::of(model.header()).load()
     };
-    let machine = Machine { available: system::ram().map(|r| r.available), memlock: system::memlock_limit() };
+    let machine = machine(&rules)?;
     let explained = Explanation::of_model(&model, &rules, &load, machine).map_err(|e| e.to_string())?;
     if let Some(path) = &args.html {
         let inode = |p: &std::path::Path| std::fs::metadata(p).map(|m| (m.dev(), m.ino())).ok();
@@ -155,6 +168,29 @@ fn explain(args: &Args) -> Result<ExitCode, String> {
     crate::print(&if args.json { render::json(&explained) + "\n" } else { render::table(&explained, args.all) })?;
     let idle = explained.rules.iter().any(|r| r.is_idle());
     Ok(if args.strict && (idle || explained.has_unhonoured()) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What this machine has of what the rules name. The CUDA driver and the arena's directory are not touched if no rule needs them.
+fn machine(rules: &Rules) -> Result<Machine, String> {
+    let mut machine = Machine { available: system::ram().map(|r| r.available), memlock: system::memlock_limit(), ..Machine::default() };
+    let names = |target: Target| rules.iter().any(|r| *r.target() == target);
+    if names(Target::CudaHost) {
+        machine.no_pinned = pinned::driver().err().map(|e| e.message);
+    }
+    if names(Target::Arena) {
+        let config = config::get().map_err(|e| e.message)?;
+        let path = config.arena_dir.as_deref();
+        // A directory that Berth would make is made when a model is loaded, and is not missed before.
+        match path.map(|p| (p, p.exists() || p.is_symlink() || !config.arena_dir_is_default)) {
+            Some((_, false)) => {}
+            Some((path, true)) => match arena::Directory::open(path, config.arena_dir_is_default) {
+                Ok(directory) => machine.arena_free = directory.free_bytes().ok(),
+                Err(error) => machine.no_arena = Some(error.message),
+            },
+            None => machine.no_arena = Some("neither BERTH_ARENA_DIR nor XDG_CACHE_HOME nor HOME is set".to_owned()),
+        }
+    }
+    Ok(machine)
 }
 
 /// Name and host type. A name may hold an address in brackets: `RPC0[127.0.0.1:50052]`.

@@ -29,21 +29,8 @@ const NARROW: f64 = 0.004;
 /// A label fits into cells wider than this share of the map.
 const LABELLED: f64 = 0.07;
 
-const STYLE: &str = "\
-:root{--ink:#1b1f24;--soft:#59636e;--line:#d5dae0;--paper:#fff;--warn:#a3261b}\
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#9aa4ae;--line:#3a4149;--paper:#16191d;--warn:#ff8a7a}}\
-*{box-sizing:border-box}body{margin:0 auto;padding:24px 20px 60px;max-width:1280px;background:var(--paper);color:var(--ink);\
-font:14px/1.45 system-ui,sans-serif}h1{font-size:22px;margin:0}h2{font-size:16px;margin:32px 0 8px}p{margin:4px 0;color:var(--soft)}\
-.legend{display:flex;flex-wrap:wrap;gap:6px 22px;margin:14px 0}.legend span{display:inline-flex;align-items:center;gap:7px}\
-.key{width:16px;height:16px;border-radius:3px;flex:none}.row{display:flex;align-items:center;gap:8px;margin-bottom:2px}\
-.row>b{width:58px;flex:none;text-align:right;font-weight:400;color:var(--soft);font-variant-numeric:tabular-nums}\
-.row>i{width:70px;flex:none;font-style:normal;color:var(--soft);font-variant-numeric:tabular-nums;font-size:12px}.track{flex:1;min-width:0}\
-.cells{display:flex;height:100%;border-radius:3px;overflow:hidden}.cells div{min-width:0;overflow:hidden;white-space:nowrap;color:#fff;font-size:11px;\
-padding:0 4px;box-shadow:inset -1px 0 0 rgba(255,255,255,.55);display:flex;align-items:center}.cells .n{padding:0}\
-.m{background-image:repeating-linear-gradient(135deg,rgba(255,255,255,.28) 0 3px,transparent 3px 8px)}\
-.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:13px}th,td{text-align:left;padding:3px 14px 3px 0;border-bottom:1px solid var(--line);\
-vertical-align:top}th{color:var(--soft);font-weight:500}.num{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}\
-code{font:12px/1.45 ui-monospace,monospace;overflow-wrap:anywhere}.t code{white-space:nowrap}.warn{color:var(--warn)}ul{margin:8px 0;padding-left:20px}";
+/// Without a line end in it that a reader of the page would need.
+const STYLE: &str = include_str!("page.css");
 
 /// The page.
 pub fn html(e: &Explanation) -> String {
@@ -56,7 +43,7 @@ pub fn html(e: &Explanation) -> String {
     ));
     page.summary(e);
     page.warnings(e);
-    page.legend(e);
+    page.places(e);
     page.map(e);
     page.rules(e);
     page.tensors(e);
@@ -83,14 +70,14 @@ impl std::fmt::Display for Escaped<'_> {
 
 /// White text on each is readable (contrast above 4.5).
 fn colour(e: &Explanation, place: Option<&Target>) -> &'static str {
-    const DEVICES: [&str; 5] = ["#4a4fb5", "#7a3fa8", "#2f6a8c", "#963f78", "#3f5aa8"];
+    const DEVICES: [&str; 5] = ["#4f46c4", "#7a3fa8", "#2f6a8c", "#963f78", "#3f5aa8"];
     match place {
         None => "#6b6b6b",
-        Some(Target::Cpu) => "#5f6f84",
-        Some(Target::CpuMmap) => "#1f7a6f",
-        Some(Target::CudaHost) => "#b5482b",
-        Some(Target::Arena) => "#4f7a3a",
-        Some(Target::StockHost(_)) => "#8a5f10",
+        Some(Target::Cpu) => "#64748b",
+        Some(Target::CpuMmap) => "#0f766e",
+        Some(Target::CudaHost) => "#c2410c",
+        Some(Target::Arena) => "#3f7d20",
+        Some(Target::StockHost(_)) => "#92400e",
         Some(Target::Device(name)) => {
             let mut devices: Vec<&str> =
                 e.places.iter().filter_map(|p| if let Target::Device(n) = &p.place { Some(&**n) } else { None }).collect();
@@ -132,22 +119,13 @@ impl Page {
     fn summary(&mut self, e: &Explanation) {
         let m = &e.model;
         let experts =
-            if m.experts > 0 { format!(", {} experts of which {} are used per token", m.experts, m.experts_used) } else { String::new() };
-        let all: u64 = e.tensors.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
+            if m.experts > 0 { format!(" &middot; {} experts, {} used per token", m.experts, m.experts_used) } else { String::new() };
         let (architecture, layers, count) = (Escaped(&m.architecture), m.layers, e.tensor_count);
-        self.add(format_args!("<p>{architecture}, {layers} layers{experts}, {count} tensors, {}</p>\n", Bytes(all)));
-        let copied = e.totals.pageable.saturating_add(e.totals.pinned).saturating_add(e.totals.arena);
+        let mmap = if e.mmap { "on" } else { "off" };
         self.add(format_args!(
-            "<p>mmap {}: {} stay in the file's mapping, {} are copied in host memory, {} go to devices",
-            if e.mmap { "on" } else { "off" },
-            Bytes(e.totals.mapped),
-            Bytes(copied),
-            Bytes(e.totals.device)
+            "<p>{architecture} &middot; {layers} layers{experts} &middot; {count} tensors &middot; {} &middot; mmap {mmap}</p>\n",
+            Bytes(bytes_of(&e.tensors))
         ));
-        if let Some(available) = e.machine.available {
-            self.add(format_args!("; {} of memory are available", Bytes(available)));
-        }
-        self.add(format_args!("</p>\n"));
     }
 
     fn warnings(&mut self, e: &Explanation) {
@@ -161,24 +139,56 @@ impl Page {
         self.add(format_args!("</ul>\n"));
     }
 
-    fn legend(&mut self, e: &Explanation) {
-        self.add(format_args!("<div class=\"legend\">\n"));
-        for p in &e.places {
-            let (key, name) = (colour(e, Some(&p.place)), p.place.to_string());
+    /// The whole model as one bar, then a card for each place: the legend and the sums.
+    fn places(&mut self, e: &Explanation) {
+        let all = bytes_of(&e.tensors).max(1);
+        let mut shares: BTreeMap<(Option<&Target>, Option<Memory>), u64> = BTreeMap::new();
+        for t in &e.tensors {
+            let share = shares.entry((t.place.as_ref(), t.memory)).or_default();
+            *share = share.saturating_add(t.bytes);
+        }
+        let mut places: Vec<(Option<&Target>, u64, u64)> = e.places.iter().map(|p| (Some(&p.place), p.tensors, p.bytes)).collect();
+        let left_out = e.tensors.iter().filter(|t| t.place.is_none());
+        let (count, bytes) = left_out.fold((0, 0u64), |(n, b), t| (n + 1, b.saturating_add(t.bytes)));
+        if count > 0 {
+            places.push((None, count, bytes));
+        }
+        let of = |place: Option<&Target>| -> Vec<(Option<Memory>, u64)> {
+            shares.iter().filter(|((p, _), bytes)| *p == place && **bytes > 0).map(|((_, memory), bytes)| (*memory, *bytes)).collect()
+        };
+        self.add(format_args!("<div class=\"bar\">"));
+        for (place, _, _) in &places {
+            for (memory, bytes) in of(*place) {
+                let (class, key) = (if memory == Some(Memory::Mapped) { " class=\"m\"" } else { "" }, colour(e, *place));
+                let title = format!("{}, {}: {}", place_name(*place), lies(memory), Bytes(bytes));
+                self.add(format_args!(
+                    "<div{class} style=\"flex:{bytes} 0 0;background-color:{key}\" title=\"{}\"></div>",
+                    Escaped(&title)
+                ));
+            }
+        }
+        self.add(format_args!("</div>\n<div class=\"places\">\n"));
+        for (place, count, bytes) in &places {
+            let (shares, key, plural) = (of(*place), colour(e, *place), if *count == 1 { "" } else { "s" });
+            let stripes = if shares.iter().any(|s| s.0 == Some(Memory::Mapped)) { " m" } else { "" };
+            let percent = *bytes as f64 / all as f64 * 100.0;
             self.add(format_args!(
-                "<span><span class=\"key\" style=\"background-color:{key}\"></span>{} &middot; {} tensors &middot; {}</span>\n",
-                Escaped(&name),
-                p.tensors,
-                Bytes(p.bytes)
+                "<div class=\"card\"><div><span class=\"key{stripes}\" style=\"background-color:{key}\"></span><b>{}</b><span>{}</span></div>\
+                 <p>{percent:.0}% &middot; {count} tensor{plural}</p>",
+                Escaped(&place_name(*place)),
+                Bytes(*bytes)
             ));
+            for (memory, bytes) in &shares {
+                let amount = if shares.len() > 1 { format!("{} ", Bytes(*bytes)) } else { String::new() };
+                self.add(format_args!("<p>{amount}{}</p>", lies(*memory)));
+            }
+            self.add(format_args!("</div>\n"));
         }
-        if e.tensors.iter().any(|t| t.place.is_none()) {
-            let key = colour(e, None);
-            self.add(format_args!("<span><span class=\"key\" style=\"background-color:{key}\"></span>not loaded</span>\n"));
-        }
-        self.add(format_args!(
-            "<span><span class=\"key m\" style=\"background-color:#59636e\"></span>striped: stays in the file's mapping</span>\n</div>\n"
-        ));
+        self.add(format_args!("</div>\n"));
+        let Some(available) = e.machine.available else { return };
+        let copied = e.totals.pageable.saturating_add(e.totals.pinned);
+        let limit = e.machine.memlock.map_or(String::new(), |l| format!("; the limit for locked memory is {}", Bytes(l)));
+        self.add(format_args!("<p>Copied into memory: {} of the {} that are available{limit}.</p>\n", Bytes(copied), Bytes(available)));
     }
 
     fn map(&mut self, e: &Explanation) {
@@ -192,40 +202,52 @@ impl Page {
             let moved: Vec<&Placed> = further.iter().flat_map(|r| rows.remove(r).unwrap_or_default()).collect();
             rows.insert(Row::Further, moved);
         }
-        let bytes_of = |tensors: &[&Placed]| tensors.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
-        let scale = scale(rows.iter().map(|(row, tensors)| (*row, bytes_of(tensors))));
-        let unit = (1200 / rows.len().max(1)).clamp(9, 30);
-        self.add(format_args!("<h2>Map</h2>\n"));
+        let row_bytes = |tensors: &[&Placed]| tensors.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
+        let scale = scale(rows.iter().map(|(row, tensors)| (*row, row_bytes(tensors))));
+        let unit = (800 / rows.len().max(1)).clamp(9, 26);
+        self.add(format_args!(
+            "<h2>Map</h2>\n<p>A row per layer; area is bytes, colour is the place, stripes stay in the file's mapping.</p>\n<div class=\"map\">\n<div class=\"grid\">"
+        ));
+        for (share, bytes) in ticks(scale) {
+            self.add(format_args!("<span style=\"left:{:.3}%\">{}</span>", share * 100.0, Bytes(bytes)));
+        }
+        self.add(format_args!("</div>\n"));
+        let mut above: Vec<Cell<'_>> = Vec::new();
         for (row, tensors) in &rows {
-            let bytes = bytes_of(tensors);
+            let bytes = row_bytes(tensors);
+            // A number alone where there is no room for more.
             let label = match row {
                 Row::Input => "input".to_owned(),
-                Row::Layer(n) => format!("layer {n}"),
+                Row::Layer(n) => format!("<span class=\"long\">layer </span>{n}"),
                 Row::Further => "further".to_owned(),
                 Row::Output => "output".to_owned(),
             };
             // A row that is wider than the map becomes higher instead: area stays bytes.
             let fold = bytes.div_ceil(scale).max(1);
-            let (height, row_bytes) = (unit as u64 * fold, scale.saturating_mul(fold));
-            let width = bytes as f64 / row_bytes as f64 * 100.0;
+            let (height, full) = (unit as u64 * fold, scale.saturating_mul(fold));
+            let width = bytes as f64 / full as f64 * 100.0;
             self.add(format_args!(
-                "<div class=\"row\" style=\"height:{height}px\"><b>{label}</b><div class=\"track\" style=\"height:{height}px\">\
-                 <div class=\"cells\" style=\"width:{width:.3}%\">"
+                "<div class=\"row\" style=\"height:{height}px\"><b>{label}</b><div class=\"track\"><div class=\"cells\" style=\"width:{width:.3}%\">"
             ));
-            for cell in cells(tensors, row_bytes) {
-                self.cell(e, &cell, cell.bytes as f64 / row_bytes as f64);
+            let cells = cells(tensors, full);
+            for (i, cell) in cells.iter().enumerate() {
+                // The same name on every row is no help: it stands where something changes.
+                let named = !above.get(i).is_some_and(|a| is_like(a, cell));
+                self.cell(e, cell, cell.bytes as f64 / full as f64, named && height >= 12);
             }
             self.add(format_args!("</div></div><i>{}</i></div>\n", Bytes(bytes)));
+            above = cells;
         }
+        self.add(format_args!("</div>\n"));
     }
 
-    fn cell(&mut self, e: &Explanation, cell: &Cell<'_>, share: f64) {
+    fn cell(&mut self, e: &Explanation, cell: &Cell<'_>, share: f64, named: bool) {
         let t = cell.first;
         let place = place_name(t.place.as_ref());
         let what = if cell.count == 1 { t.name.clone() } else { format!("{} tensors", cell.count) };
         let rule = t.rule.map_or("no rule".to_owned(), |r| format!("rule {r}"));
         let title = format!("{what}: {place}, {}, {rule}", Bytes(cell.bytes));
-        let label = if share >= LABELLED && cell.count == 1 { Name::new(&t.name).base } else { "" };
+        let label = if named && share >= LABELLED && cell.count == 1 { Name::new(&t.name).base } else { "" };
         let class = match (label.is_empty(), t.memory == Some(Memory::Mapped)) {
             (true, true) => " class=\"n m\"",
             (true, false) => " class=\"n\"",
@@ -280,11 +302,12 @@ impl Page {
         for l in lines.iter().take(MOST_LINES) {
             let t = l.first;
             self.add(format_args!(
-                "<tr><td><code>{}</code></td><td class=\"num\">{}</td><td>{}</td><td class=\"num\">{}</td><td>{}</td><td>{}</td><td class=\"num\">{}</td><td>{}</td></tr>\n",
+                "<tr><td><code>{}</code></td><td class=\"num\">{}</td><td>{}</td><td class=\"num\">{}</td><td><span class=\"dot\" style=\"background-color:{}\"></span>{}</td><td>{}</td><td class=\"num\">{}</td><td>{}</td></tr>\n",
                 Escaped(&l.name),
                 l.count,
                 Escaped(&t.type_name),
                 Bytes(l.bytes),
+                colour(e, t.place.as_ref()),
                 Escaped(&place_name(t.place.as_ref())),
                 t.memory.map_or("", Memory::name),
                 t.rule.map_or(String::new(), |r| r.to_string()),
@@ -299,6 +322,39 @@ impl Page {
             ));
         }
     }
+}
+
+fn bytes_of(tensors: &[Placed]) -> u64 {
+    tensors.iter().map(|t| t.bytes).fold(0, u64::saturating_add)
+}
+
+/// Where bytes lie, for a person.
+fn lies(memory: Option<Memory>) -> &'static str {
+    match memory {
+        Some(Memory::Mapped) => "stays in the file's mapping",
+        Some(Memory::Pageable) => "copied into ordinary memory",
+        Some(Memory::Repacked) => "copied and interleaved in memory",
+        Some(Memory::Pinned) => "copied into page-locked memory",
+        Some(Memory::Arena) => "copied into the arena's file",
+        Some(Memory::Device) => "copied to the device",
+        None => "not loaded",
+    }
+}
+
+/// Round numbers of bytes along the width of the map, and how far from the left each one is.
+fn ticks(scale: u64) -> Vec<(f64, u64)> {
+    let mut step = 1u64;
+    // Powers of two are the round numbers of bytes; five to nine of them fit.
+    while scale / step >= 9 {
+        step = step.saturating_mul(2);
+    }
+    (0..=scale / step).map(|i| (i as f64 * step as f64 / scale as f64, i * step)).filter(|t| t.0 < 0.96).collect()
+}
+
+/// Whether two cells, one below the other, look alike.
+fn is_like(a: &Cell<'_>, b: &Cell<'_>) -> bool {
+    let name = |c: &Cell<'_>| (c.count == 1).then(|| Name::new(&c.first.name).base.to_owned());
+    (&a.first.place, a.first.memory, name(a)) == (&b.first.place, b.first.memory, name(b))
 }
 
 fn row(t: &Placed) -> Row {

@@ -30,7 +30,8 @@ fn explained(file: &File, text: &str) -> Explanation {
     rules.n_cpu_moe(50).unwrap();
     let mut load = Facts::of(&header).load();
     load.devices.push(Device::new("CUDA0", Some("CUDA_Host"), 1.0));
-    Explanation::of_header(&header, &rules, &load, Machine { available: Some(1 << 30), memlock: Some(8 << 20) }).unwrap()
+    let machine = Machine { available: Some(1 << 30), memlock: Some(8 << 20), ..Machine::default() };
+    Explanation::of_header(&header, &rules, &load, machine).unwrap()
 }
 
 #[test]
