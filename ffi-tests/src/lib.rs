@@ -3,6 +3,7 @@
 //! - [`hosts`]: unmodified ggml and llama.cpp builds, fetched by package name or built from a package's source, kept outside the checkout.
 //! - [`models`]: GGUF files made here: random experts of any size and block format, and a real language model cut into experts.
 //! - [`run`]: one command, or a `llama-server`, with `BERTH_*`, `GGML_*` and `LLAMA_*` cleared from its environment.
+//! - [`browser`]: a page in headless Chromium: what it logs, asks for, measures, and looks like.
 //! - [`report`]: the JSON that Berth writes to `BERTH_REPORT`.
 //! - [`skip`]: the only way for a test to be left out; in CI it is a failure.
 //!
@@ -10,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod browser;
 pub mod cache;
 pub mod fetch;
 pub mod gguf;
@@ -32,6 +34,13 @@ pub fn berth_lib() -> Result<PathBuf> {
     };
     ensure!(path.is_file(), "{} is missing: cargo build --release -p ggml-berth", path.display());
     path.canonicalize().with_context(|| format!("{}", path.display()))
+}
+
+/// The `berth` command, which is built beside the plug-in.
+pub fn berth_program() -> Result<PathBuf> {
+    let path = berth_lib()?.with_file_name("berth");
+    ensure!(path.is_file(), "{} is missing: cargo build --release -p ggml-berth", path.display());
+    Ok(path)
 }
 
 /// The cargo target directory that holds the running executable (`target/<profile>/deps/name`, or `target/<profile>/name`).

@@ -1,4 +1,5 @@
-//! Cuts a model into several files, as `llama-gguf-split` does: `NAME-00001-of-0000N.gguf`, metadata in the first.
+//! The same model in other files: cut into several, as `llama-gguf-split` does (`NAME-00001-of-0000N.gguf`, metadata in the first), or in one with
+//! another alignment.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -7,6 +8,19 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use super::{Gguf, TensorInfo, Value, Writer};
+
+/// Writes the model to `path` with another alignment of its data, in bytes.
+pub fn realign(model: &Path, path: &Path, alignment: u32) -> Result<()> {
+    let source = Gguf::open(model)?;
+    let mut writer = Writer::new(source.string("general.architecture").context("no architecture")?);
+    let others = |key: &&(String, Value)| key.0 != "general.architecture" && key.0 != "general.alignment";
+    source.metadata().iter().filter(others).for_each(|(key, value)| writer.set(key, value.clone()));
+    writer.align(alignment);
+    source.tensors().iter().try_for_each(|t| writer.tensor(&t.name, t.ty, &t.dims))?;
+    let mut out = BufWriter::new(File::create(path)?);
+    writer.write(&mut out, |index, _, out| Ok(out.write_all(&source.data(&source.tensors()[index])?)?))?;
+    Ok(out.flush()?)
+}
 
 /// Writes `parts` files with about as many tensors each to `dir`, and returns their paths, first part first.
 pub fn split(model: &Path, dir: &Path, parts: usize) -> Result<Vec<PathBuf>> {

@@ -3,6 +3,7 @@
 
 mod arch;
 mod blocks;
+mod geometry;
 mod quants;
 mod random;
 mod rng;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 pub use arch::of_architecture;
+pub use geometry::{qwen3_30b_a3b, repeated};
 pub use random::{Family, Spec};
 pub use smollm::{Experts, Split, split_dense};
 

@@ -1,0 +1,322 @@
+//! `berth explain` and `berth doctor` as commands: options, exit codes, JSON, and what a very large header costs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use ffi_tests::models::{self, Spec};
+use ffi_tests::run::{self, Output};
+use ffi_tests::{berth_program, gguf};
+use serde_json::Value;
+
+/// CPU time of a run, user and system together, in seconds. Not the time on the wall, which on a busy machine is other programs'.
+const MOST_CPU_SECONDS: f64 = 1.0;
+/// Largest resident set of a run, in bytes.
+const MOST_RESIDENT: u64 = 200_000_000;
+/// The least of so many runs is what counts: neighbours on the same core cost CPU time too.
+const RUNS: usize = 3;
+
+fn berth(args: &[&str]) -> Command {
+    let mut command = Command::new(berth_program().unwrap_or_else(|e| panic!("{e:#}")));
+    run::clean_env(&mut command);
+    command.args(args);
+    command
+}
+
+fn ran(mut command: Command, arena: Option<&Path>) -> Output {
+    if let Some(arena) = arena {
+        command.env("BERTH_ARENA_DIR", arena);
+    }
+    let what = format!("{command:?}");
+    let output = run::run(command, Duration::from_secs(60)).unwrap_or_else(|e| panic!("{e:#}"));
+    assert!(output.status.is_some_and(|s| s.code().is_some()), "{what}: {:?}", output.status);
+    assert!(!output.stderr.contains("panicked"), "{what}: {}", output.stderr);
+    output
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.and_then(|s| s.code()).unwrap_or(-1)
+}
+
+fn explain(args: &[&str]) -> Output {
+    ran(berth(&[&["explain"], args].concat()), None)
+}
+
+fn small() -> String {
+    let model = models::random(&Spec::default()).unwrap_or_else(|e| panic!("{e:#}"));
+    model.to_str().expect("a cache with a plain path").to_owned()
+}
+
+fn json(args: &[&str]) -> Value {
+    let model = small();
+    let output = explain(&[&[model.as_str(), "--json"], args].concat());
+    assert_eq!(code(&output), 0, "{}", output.stderr);
+    serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout))
+}
+
+/// The places of the tensors whose name contains `part`.
+fn places(explained: &Value, part: &str) -> Vec<String> {
+    let all = explained["tensors"].as_array().expect("tensors");
+    let named = all.iter().filter(|t| t["name"].as_str().is_some_and(|n| n.contains(part)));
+    let mut found: Vec<String> = named.map(|t| t["place"].as_str().unwrap_or("-").to_owned()).collect();
+    found.dedup();
+    found
+}
+
+/// CPU seconds and peak resident bytes of a command that must succeed and print at least `least` bytes.
+fn cost(command: &Command, least: u64, dir: &Path) -> (f64, u64) {
+    const SCRIPT: &str = "import os, sys
+out = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+pid = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, out, 1)])
+_, status, used = os.wait4(pid, 0)
+print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)";
+    let printed = dir.join("printed");
+    let mut python = Command::new("python3");
+    run::clean_env(&mut python);
+    python.args(["-c", SCRIPT]).arg(&printed).arg(command.get_program()).args(command.get_args());
+    let output = run::run(python, Duration::from_secs(120)).and_then(|o| o.checked("python3")).unwrap_or_else(|e| panic!("{e:#}"));
+    let fields: Vec<&str> = output.stdout.split_whitespace().collect();
+    let [code, seconds, bytes] = fields[..] else { panic!("{}", output.stdout) };
+    assert_eq!(code, "0", "{command:?}: {}", output.stderr);
+    assert!(fs::metadata(&printed).unwrap().len() >= least, "{command:?} printed too little");
+    (seconds.parse().unwrap(), bytes.parse().unwrap())
+}
+
+#[test]
+fn a_header_of_200_000_tensors_takes_less_than_a_second_and_200_megabytes() {
+    if ffi_tests::tools::on_path("python3").is_none() {
+        ffi_tests::skip::skipped("the cost of explain", "python3 is missing");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("large.gguf");
+    models::repeated(&model, 200_000).unwrap_or_else(|e| panic!("{e:#}"));
+    let rules = r"blk\.([0-9]|1[0-9])\.=CPU_MMAP,exps=ARENA";
+    for (extra, least) in [(&[][..], 10_000), (&["--json"], 200_000 * 200), (&["--all"], 200_000 * 100)] {
+        let mut command = berth(&["explain"]);
+        command.arg(&model).args(["-ot", rules, "-ncmoe", "60"]).args(extra);
+        let runs: Vec<(f64, u64)> = (0..RUNS).map(|_| cost(&command, least, dir.path())).collect();
+        let seconds = runs.iter().map(|r| r.0).fold(f64::INFINITY, f64::min);
+        let bytes = runs.iter().map(|r| r.1).max().unwrap_or(u64::MAX);
+        println!("explain {extra:?}: {seconds:.2} s of CPU time, {:.0} MB resident", bytes as f64 / 1e6);
+        assert!(seconds < MOST_CPU_SECONDS, "{extra:?}: {runs:?}");
+        assert!(bytes < MOST_RESIDENT, "{extra:?}: {runs:?}");
+    }
+}
+
+#[test]
+fn strict_fails_on_what_cannot_be_honoured_and_only_then() {
+    let model = small();
+    let dir = tempfile::tempdir().unwrap();
+    let (here, missing) = (dir.path().join("arena"), dir.path().join("no/such/arena"));
+    let run = |rules: &str, strict: bool, arena: &Path| {
+        let mut args = vec!["explain", &model, "-ot", rules];
+        args.extend(strict.then_some("--strict"));
+        ran(berth(&args), Some(arena))
+    };
+    for (rules, arena, fine, said) in [
+        ("exps=CPU_MMAP", &here, true, ""),
+        ("exps=ARENA", &here, true, ""),
+        ("exps=ARENA,nothing=CPU", &here, false, "WARNING rule_unmatched: Rule 2, nothing=CPU, matches no tensor."),
+        ("exps=ARENA,ffn_up_exps=CPU", &here, false, "WARNING rule_shadowed: Rule 2"),
+        ("exps=ARENA", &missing, false, "WARNING no_arena: "),
+    ] {
+        let lenient = run(rules, false, arena);
+        assert_eq!(code(&lenient), 0, "{rules}: {}", lenient.stderr);
+        assert!(lenient.stdout.contains(said), "{rules}: {}", lenient.stdout);
+        assert_eq!(code(&run(rules, true, arena)), i32::from(!fine), "{rules}");
+    }
+    // Page-locked memory, where there is no driver.
+    let pinned = run("exps=CUDA_Host", false, &here);
+    assert_eq!(code(&pinned), 0);
+    let none = pinned.stdout.contains("WARNING no_pinned: ");
+    assert_eq!(code(&run("exps=CUDA_Host", true, &here)), i32::from(none), "{}", pinned.stdout);
+    // Rules that were generated for layers that the model does not have are no fault.
+    assert_eq!(code(&explain(&[&model, "--strict", "-ncmoe", "99"])), 0);
+    // What cannot be understood fails with or without --strict.
+    for rules in ["exps=NOWHERE", "exps", "", "(=CPU"] {
+        let output = run(rules, false, &here);
+        assert!(code(&output) == 1 && output.stdout.is_empty(), "{rules}: {}", output.stdout);
+        assert!(output.stderr.starts_with("berth explain: rule 1, column ") && output.stderr.contains('^'), "{rules}: {}", output.stderr);
+    }
+}
+
+#[test]
+fn json_has_the_fields_that_scripts_use_and_every_byte_once() {
+    let e = json(&["-ot", r"blk\.0\.ffn_.*_exps=ARENA,exps=CPU_MMAP"]);
+    let file = gguf::Gguf::open(Path::new(&small())).unwrap();
+    let bytes: u64 = file.tensors().iter().map(|t| t.bytes).sum();
+    let number = |v: &Value| v.as_u64().unwrap_or_else(|| panic!("{v} is no number"));
+    let sum = |list: &str, field: &str| e[list].as_array().unwrap().iter().map(|v| number(&v[field])).sum::<u64>();
+    assert_eq!((sum("tensors", "bytes"), sum("places", "bytes")), (bytes, bytes));
+    assert_eq!(sum("places", "mapped") + sum("places", "copied"), bytes);
+    let totals: u64 = ["mapped", "pageable", "pinned", "arena", "device"].iter().map(|k| number(&e["totals"][k])).sum();
+    assert_eq!(totals, bytes);
+    for (list, fields) in [
+        ("tensors", &["name", "layer", "class", "type", "bytes", "place", "memory", "rule", "buft_overridden", "downgraded", "reason"][..]),
+        ("rules", &["number", "pattern", "target", "origin", "won", "bytes", "lost"]),
+        ("places", &["place", "tensors", "bytes", "mapped", "copied"]),
+    ] {
+        for value in e[list].as_array().unwrap() {
+            let object = value.as_object().unwrap();
+            assert!(fields.iter().all(|f| object.contains_key(*f)) && object.len() == fields.len(), "{list}: {value}");
+        }
+    }
+    for field in ["model", "tensor_count", "mmap", "totals", "machine", "offload_min_batch", "offload_expert_hint", "warnings"] {
+        assert!(e.get(field).is_some(), "{field} is missing");
+    }
+    assert_eq!(number(&e["tensor_count"]), file.tensors().len() as u64);
+    assert_eq!(e["rules"].as_array().unwrap().iter().map(|r| number(&r["won"])).collect::<Vec<_>>(), [3, 3]);
+}
+
+#[test]
+fn every_place_is_split_into_mapped_and_copied_and_held_against_the_machine() {
+    let of = |e: &Value, place: &str| {
+        let p = e["places"].as_array().unwrap().iter().find(|p| p["place"] == place).unwrap_or_else(|| panic!("no {place}")).clone();
+        (p["mapped"].as_u64().unwrap() > 0, p["copied"].as_u64().unwrap() > 0)
+    };
+    let rules = ["-ot", r"ffn_up_exps=ARENA,ffn_gate_exps=CPU_MMAP,ffn_down_exps=CUDA_Host", "--no-repack"];
+    let mapped = json(&rules);
+    assert_eq!(of(&mapped, "CPU_MMAP"), (true, false));
+    assert_eq!((of(&mapped, "ARENA"), of(&mapped, "CUDA_Host"), of(&mapped, "CPU")), ((false, true), (false, true), (true, false)));
+    let read = json(&[&rules[..], &["--no-mmap"]].concat());
+    assert_eq!((of(&read, "CPU_MMAP"), of(&read, "CPU")), ((false, true), (false, true)));
+    assert_eq!((&read["mmap"], &read["totals"]["mapped"]), (&Value::Bool(false), &Value::from(0)));
+
+    // What it is held against.
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let total =
+        meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap() << 10;
+    let available = mapped["machine"]["available"].as_u64().expect("MemAvailable");
+    assert!(available > 0 && available < total, "{available} of {total}");
+    let model = small();
+    let limited = |limit: &str| {
+        let mut shell = Command::new("sh");
+        run::clean_env(&mut shell);
+        shell.args(["-c", &format!("ulimit -l {limit} && exec \"$0\" \"$@\"")]).arg(berth_program().unwrap());
+        ran(
+            {
+                shell.args(["explain", &model, "-ot", "exps=CUDA_Host"]);
+                shell
+            },
+            None,
+        )
+    };
+    let narrow = limited("64");
+    assert!(narrow.stdout.contains("limit for locked memory 64.0 KiB") && narrow.stdout.contains("WARNING memlock: "), "{}", narrow.stdout);
+}
+
+#[test]
+fn options_are_spelt_as_in_llama_cpp() {
+    let overrides = ["-ot", "--override-tensor", "--ot"].map(|o| json(&[o, "exps=ARENA"]));
+    assert!(overrides.iter().all(|e| places(e, "_exps") == ["ARENA"] && places(e, "attn_q.") == ["CPU"]));
+    for option in ["-cmoe", "--cpu-moe"] {
+        let e = json(&[option, "-ot", "exps=ARENA"]);
+        assert_eq!((places(&e, "_exps"), &e["rules"][0]["origin"]), (vec!["CPU".to_owned()], &Value::from("cpu-moe")), "{option}");
+        // The order on the command line decides.
+        assert_eq!(places(&json(&["-ot", "exps=ARENA", option]), "_exps"), ["ARENA"], "{option}");
+    }
+    for option in ["-ncmoe", "--n-cpu-moe"] {
+        let e = json(&[option, "1", "-ot", "exps=ARENA"]);
+        assert_eq!(
+            (places(&e, "blk.0.ffn_up_exps"), places(&e, "blk.1.ffn_up_exps")),
+            (vec!["CPU".into()], vec!["ARENA".into()]),
+            "{option}"
+        );
+    }
+    for option in ["-ncffn", "--n-cpu-ffn"] {
+        assert_eq!(json(&[option, "1"])["rules"][0]["origin"], "n-cpu-ffn", "{option}");
+    }
+    for device in ["-dev", "--device"] {
+        for layers in ["-ngl", "--gpu-layers", "--n-gpu-layers", "--gpu"] {
+            let on = |n: &str| places(&json(&[device, "CUDA0", layers, n]), "attn_q.");
+            assert_eq!(
+                (on("all"), on("0"), on("2")),
+                (vec!["CUDA0".into()], vec!["CPU".into()], vec!["CPU".into(), "CUDA0".into()]),
+                "{layers}"
+            );
+        }
+    }
+    assert_eq!(
+        places(&json(&["--device", "RPC0[127.0.0.1:50052]", "-ot", "attn=RPC0[127.0.0.1:50052]"]), "attn_q."),
+        ["RPC0[127.0.0.1:50052]"]
+    );
+    let memory = |e: &Value| e["tensors"].as_array().unwrap().iter().filter(|t| t["memory"] == "repacked").count();
+    for option in ["-nr", "--no-repack", "--nr"] {
+        assert_eq!(memory(&json(&[option, "--no-mmap"])), 0, "{option}");
+    }
+    assert_eq!(json(&["--no-mmap"])["mmap"], false);
+    // Names that no rule could mean are refused.
+    let model = small();
+    for (device, said) in [("", "is empty"), ("A=B", "contains '='"), ("a,b", "contains ','"), ("CUDA0:", "is empty")] {
+        let output = explain(&[&model, "--device", device]);
+        assert!(
+            code(&output) == 1 && output.stderr.starts_with("berth explain: --device: ") && output.stderr.contains(said),
+            "{}",
+            output.stderr
+        );
+    }
+}
+
+#[test]
+fn html_is_written_whole_to_a_file_and_never_over_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let (page, model) = (dir.path().join("map.html"), dir.path().join("m.gguf"));
+    fs::copy(small(), &model).unwrap();
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let output = explain(&[&text(&model), "-ot", "exps=ARENA", "--html", &text(&page)]);
+    assert_eq!(code(&output), 0, "{}", output.stderr);
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(html.starts_with("<!doctype html>") && html.trim_end().ends_with("</html>") && html.contains("ARENA"));
+    assert!(output.stdout.contains("ARENA"), "the table is printed too");
+    let before = fs::read(&model).unwrap();
+    let link = dir.path().join("link.html");
+    std::os::unix::fs::symlink(&model, &link).unwrap();
+    for over in [&model, &link] {
+        let output = explain(&[&text(&model), "--html", &text(over)]);
+        assert!(code(&output) == 1 && output.stderr.contains("is the model itself"), "{}", output.stderr);
+    }
+    assert_eq!(fs::read(&model).unwrap(), before);
+    let nowhere = explain(&[&text(&model), "--html", &text(&dir.path().join("no/such/dir.html"))]);
+    assert!(code(&nowhere) == 1 && nowhere.stderr.contains("dir.html"), "{}", nowhere.stderr);
+}
+
+/// The finding about llama.cpp: verdict, words and hint.
+fn doctor(path: &Path) -> (String, String) {
+    let mut command = berth(&["doctor", "--no-measure", "--json", "--llama"]);
+    command.arg(path);
+    let output = ran(command, Some(&std::env::temp_dir()));
+    let all: Vec<Value> = serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout));
+    let found = all.iter().find(|f| f["item"] == "llama.cpp").unwrap_or_else(|| panic!("{all:?}")).clone();
+    let text = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
+    (text("verdict"), format!("{} -> {}", text("found"), text("hint")))
+}
+
+#[test]
+fn doctor_says_what_is_wrong_with_a_path_that_is_no_llama_cpp_and_never_waits_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| -> PathBuf { dir.path().join(name) };
+    let fifo = |at: &Path| assert!(Command::new("mkfifo").arg(at).status().unwrap().success());
+    fifo(&path("pipe"));
+    fs::create_dir(path("empty")).unwrap();
+    fs::create_dir(path("piped")).unwrap();
+    fifo(&path("piped/libggml-base.so"));
+    fs::create_dir(path("text")).unwrap();
+    fs::write(path("text/libggml-base.so"), "no library").unwrap();
+    fs::create_dir(path("other")).unwrap();
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-x", "c", "/dev/null", "-o"]).arg(path("other/libggml-base.so")).status();
+    assert!(built.is_ok_and(|s| s.success()));
+    for (name, said) in [
+        ("missing", "No such file or directory"),
+        ("pipe", "is neither a file nor a directory"),
+        ("empty", "no libggml-base.so in it or in ../lib"),
+        ("piped", "no libggml-base.so in it or in ../lib"),
+        ("text", "it is no library of this kind of machine"),
+        ("other", "it is no ggml"),
+    ] {
+        let (verdict, text) = doctor(&path(name));
+        assert_eq!(verdict, "bad", "{name}: {text}");
+        assert!(text.contains(said) && text.contains(dir.path().to_str().unwrap()), "{name}: {text}");
+    }
+}
