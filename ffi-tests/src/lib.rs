@@ -11,7 +11,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod browser;
 pub mod cache;
 pub mod fetch;
 pub mod gguf;

@@ -30,12 +30,6 @@ pub const TOOLS: &[Tool] = &[
     Tool { name: "python3", other_names: &[], apt: "python3", needed_for: "ctypes tests" },
     Tool { name: "pip", other_names: &["pip3"], apt: "python3-pip", needed_for: "hosts and the model from PyPI" },
     Tool { name: "valgrind", other_names: &[], apt: "valgrind", needed_for: "leak tests" },
-    Tool {
-        name: "chromium",
-        other_names: &["chromium-browser", "google-chrome", "google-chrome-stable"],
-        apt: "chromium",
-        needed_for: "the page of berth explain",
-    },
     Tool { name: "ccache", other_names: &[], apt: "ccache", needed_for: "cheap host rebuilds (optional)" },
 ];
 
@@ -95,7 +89,7 @@ mod tests {
 
     #[test]
     fn every_tool_named_in_code_is_in_the_table() {
-        for name in ["cmake", "ninja", "npm", "pip", "cc", "chromium", "python3"] {
+        for name in ["cmake", "ninja", "npm", "pip", "cc", "python3"] {
             assert!(TOOLS.iter().any(|t| t.name == name), "{name}");
         }
     }

@@ -26,7 +26,7 @@ pub fn qwen3_30b_a3b(path: &Path) -> Result<()> {
     w.tensor("token_embd.weight", Type::Q4_K, &[EMBD, VOCAB])?;
     for layer in 0..LAYERS {
         // Half of the layers have more bits where they matter most: the first and last eighth, and every third between.
-        let more = layer < LAYERS / 8 || layer >= LAYERS * 7 / 8 || (layer - LAYERS / 8) % 3 == 2;
+        let more = !(LAYERS / 8..LAYERS * 7 / 8).contains(&layer) || (layer - LAYERS / 8) % 3 == 2;
         let careful = if more { Type::Q6_K } else { Type::Q4_K };
         let mut add = |name: &str, ty, dims: &[u64]| w.tensor(&format!("blk.{layer}.{name}.weight"), ty, dims);
         add("attn_k", Type::Q4_K, &[EMBD, KV])?;
