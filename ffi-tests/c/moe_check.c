@@ -15,135 +15,14 @@
 #include <unistd.h>
 
 #include "moe_reference.h"
+#include "moe_memory.h"
 
-static int guarded;
 static uint64_t rng;
-static int failures;
 static double worst;
-
-static void fail(const char *what, const char *why) {
-    fprintf(stderr, "FAILED %s: %s (%s)\n", what, why, berth_last_error());
-    failures++;
-}
 
 static size_t below(size_t n) {
     return (size_t)(moe_random(&rng) % n);
 }
-
-/* --- memory ------------------------------------------------------------------------------------------------------------------------ */
-
-enum { MOST_BUFFERS = 64, CANARY = 0xa5 };
-static struct {
-    uint8_t *start, *data;
-    size_t size, mapped;
-} buffers[MOST_BUFFERS];
-static size_t n_buffers;
-
-/* Memory whose first byte behind the end cannot be touched. Aligned to 64 if the size is a multiple of 64. */
-static void *take(size_t size) {
-    if (n_buffers == MOST_BUFFERS) {
-        fprintf(stderr, "too many buffers\n");
-        exit(1);
-    }
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), i = n_buffers++;
-    if (guarded) {
-        const size_t pages = (size + page) / page * page; /* at least a byte before it for the canary, unless it is whole pages */
-        uint8_t *map = mmap(NULL, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (map == MAP_FAILED || mprotect(map + pages, page, PROT_NONE) != 0) {
-            perror("mmap");
-            exit(1);
-        }
-        memset(map, CANARY, pages - size);
-        buffers[i].start = map;
-        buffers[i].data = map + pages - size;
-        buffers[i].mapped = pages + page;
-    } else {
-        void *data = NULL;
-        if (posix_memalign(&data, 64, size > 0 ? size : 1) != 0) {
-            must(NULL);
-        }
-        buffers[i].start = buffers[i].data = data;
-        buffers[i].mapped = 0;
-    }
-    buffers[i].size = size;
-    return buffers[i].data;
-}
-
-static int canaries_live(void) {
-    for (size_t i = 0; i < n_buffers; i++) {
-        for (uint8_t *at = buffers[i].start; at < buffers[i].data; at++) {
-            if (*at != CANARY) {
-                return 0;
-            }
-        }
-    }
-    return 1;
-}
-
-static void release(const char *what) {
-    if (!canaries_live()) {
-        fail(what, "something was written before a buffer");
-    }
-    for (size_t i = 0; i < n_buffers; i++) {
-        if (buffers[i].mapped > 0) {
-            munmap(buffers[i].start, buffers[i].mapped);
-        } else {
-            free(buffers[i].start);
-        }
-    }
-    n_buffers = 0;
-}
-
-#ifdef COUNT_ALLOCATIONS
-/* The program's own functions are found before those of the C library, by libberth.so too. */
-extern void *__libc_malloc(size_t);
-extern void *__libc_calloc(size_t, size_t);
-extern void *__libc_realloc(void *, size_t);
-extern void *__libc_memalign(size_t, size_t);
-static atomic_int counting, allocations;
-static void count(void) {
-    if (atomic_load(&counting)) {
-        atomic_fetch_add(&allocations, 1);
-    }
-}
-void *malloc(size_t n) {
-    count();
-    return __libc_malloc(n);
-}
-void *calloc(size_t n, size_t m) {
-    count();
-    return __libc_calloc(n, m);
-}
-void *realloc(void *p, size_t n) {
-    count();
-    return __libc_realloc(p, n);
-}
-int posix_memalign(void **p, size_t a, size_t n) {
-    count();
-    *p = __libc_memalign(a, n);
-    return *p == NULL;
-}
-void *aligned_alloc(size_t a, size_t n) {
-    count();
-    return __libc_memalign(a, n);
-}
-static void count_from_here(void) {
-    atomic_store(&allocations, 0);
-    atomic_store(&counting, 1);
-}
-static void count_to_here(const char *what) {
-    atomic_store(&counting, 0);
-    if (atomic_load(&allocations) != 0) {
-        fail(what, "allocated");
-    }
-}
-#else
-static void count_from_here(void) {
-}
-static void count_to_here(const char *what) {
-    (void)what;
-}
-#endif
 
 /* --- threads ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -457,6 +336,12 @@ static void *workspace(size_t size) {
     return take((size + 63) / 64 * 64);
 }
 
+static void same_as_first(const char *what, int kind, const float *first, const float *got, size_t n) {
+    if (kind > 0 && memcmp(first, got, n * sizeof(float)) != 0) {
+        fail(what, "the threads change the result");
+    }
+}
+
 /* The whole operation on all kinds of threads: right, and the same bits each time. */
 static void check_forward(const char *what, const struct options *o) {
     struct problem p;
@@ -493,9 +378,7 @@ static void check_forward(const char *what, const struct options *o) {
             break;
         }
         gather(what, p.y, o->tokens, o->d_out, p.y_width, !o->in_place, kind == 0 ? first : got);
-        if (kind > 0 && memcmp(first, got, n * sizeof(float)) != 0) {
-            fail(what, "the threads change the result");
-        }
+        same_as_first(what, kind, first, got, n);
     }
     if (compare(what, first, n, want, &worst) != 0) {
         fail(what, "differs from f64");
@@ -542,9 +425,7 @@ static void check_mul_mat_id(const char *what, const struct options *o) {
             break;
         }
         gather(what, io.y, pairs, o->f, stride, 1, kind == 0 ? first : got);
-        if (kind > 0 && memcmp(first, got, n * sizeof(float)) != 0) {
-            fail(what, "the threads change the result");
-        }
+        same_as_first(what, kind, first, got, n);
     }
     if (compare(what, first, n, want, &worst) != 0) {
         fail(what, "differs from f64");
