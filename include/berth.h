@@ -1173,7 +1173,7 @@ void berth_rules_free(struct berth_rules *rules);
 
 /**
  * Makes a pool of `count` threads, one of which is whoever computes with it. Between computations its threads are blocked. Free with
- * `berth_pool_free`.
+ * `berth_pool_free`. It belongs to the process that made it: after a `fork` the child must neither use nor free it.
  *
  * # Safety
  * `pool` must be NULL, which is an error, or writable.

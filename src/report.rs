@@ -319,20 +319,18 @@ pub fn changed() {
     }
 }
 
-/// Replaces a file as a whole: a reader sees the old or the new content, and a symbolic link in its place is replaced, not followed.
+/// Replaces a file as a whole: a reader sees the old or the new content. A symbolic link in its place is neither followed nor replaced: it may be
+/// `/dev/stdout`, which every program of the machine needs as it is.
 ///
 /// # Errors
-/// If the path leads to something that is not a regular file, or the operating system refuses.
+/// If the path is there and not a regular file, or the operating system refuses.
 pub fn replace_file(path: &Path, content: &[u8]) -> Result<()> {
     let named = |what: &str, path: &Path, e: std::io::Error| Error::os(format_args!("{what} {}", path.display()), &e);
     if let Ok(there) = std::fs::symlink_metadata(path)
         && !there.is_file()
-        && !there.is_symlink()
     {
-        return Err(Error::invalid(format!("{} is not a regular file", path.display())));
-    }
-    if std::fs::metadata(path).is_ok_and(|target| !target.is_file()) {
-        return Err(Error::invalid(format!("{} leads to something that is not a regular file", path.display())));
+        let what = if there.is_symlink() { "a symbolic link; name the file itself" } else { "not a regular file" };
+        return Err(Error::invalid(format!("{} is {what}", path.display())));
     }
     system::within_file_limit(content.len())?;
     let mut temporary = path.as_os_str().to_owned();
@@ -430,12 +428,18 @@ mod tests {
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         std::fs::write(&victim, b"precious").unwrap();
         std::os::unix::fs::symlink(&victim, &link).unwrap();
-        replace_file(&link, b"three").unwrap();
+        let hanging = dir.join("hanging.json");
+        std::os::unix::fs::symlink(dir.join("nowhere"), &hanging).unwrap();
+        // As /dev/stdout, when that is a file.
+        for link in [&link, &hanging] {
+            assert!(replace_file(link, b"three").is_err_and(|e| e.message.ends_with("is a symbolic link; name the file itself")));
+            assert!(link.is_symlink(), "the link is left as it was");
+        }
         assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
         assert!(replace_file(Path::new("/dev/null"), b"x").is_err_and(|e| e.message.contains("/dev/null")));
         assert!(replace_file(&dir, b"x").is_err());
         assert!(replace_file(&dir.join("missing/r.json"), b"x").is_err());
-        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 3, "no temporary file is left");
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 4, "no temporary file is left");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

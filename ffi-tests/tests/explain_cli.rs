@@ -278,6 +278,12 @@ fn html_is_written_whole_to_a_file_and_never_over_the_model() {
         assert!(code(&output) == 1 && output.stderr.contains("is the model itself"), "{}", output.stderr);
     }
     assert_eq!(fs::read(&model).unwrap(), before);
+    // With standard output in a file, /dev/stdout is such a link.
+    let stdout = dir.path().join("stdout");
+    std::os::unix::fs::symlink(&page, &stdout).unwrap();
+    let output = explain(&[&text(&model), "--html", &text(&stdout)]);
+    assert!(code(&output) == 1 && output.stderr.contains("is a symbolic link"), "{}", output.stderr);
+    assert!(stdout.is_symlink() && fs::read_to_string(&page).unwrap() == html, "neither the link nor its file is touched");
     let nowhere = explain(&[&text(&model), "--html", &text(&dir.path().join("no/such/dir.html"))]);
     assert!(code(&nowhere) == 1 && nowhere.stderr.contains("dir.html"), "{}", nowhere.stderr);
 }
@@ -318,5 +324,18 @@ fn doctor_says_what_is_wrong_with_a_path_that_is_no_llama_cpp_and_never_waits_fo
         let (verdict, text) = doctor(&path(name));
         assert_eq!(verdict, "bad", "{name}: {text}");
         assert!(text.contains(said) && text.contains(dir.path().to_str().unwrap()), "{name}: {text}");
+    }
+}
+
+#[test]
+fn doctor_finds_a_setting_that_is_not_understood() {
+    for (name, value, verdict) in [("BERTH_ISA", "sse9", "bad"), ("BERTH_STRICT", "perhaps", "bad"), ("BERTH_ISA", "scalar", "good")] {
+        let mut command = berth(&["doctor", "--no-measure", "--json"]);
+        command.env(name, value);
+        let output = ran(command, Some(&std::env::temp_dir()));
+        let all: Vec<Value> = serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout));
+        let found = all.iter().find(|f| f["item"] == "settings").unwrap_or_else(|| panic!("{all:?}"));
+        assert_eq!(found["verdict"], verdict, "{found}");
+        assert!(found["found"].as_str().unwrap().contains(value), "{found}");
     }
 }

@@ -20,7 +20,11 @@ use crate::error::{Error, Result};
 /// # Errors
 /// [`crate::error::Status::InvalidArgument`] if the size does not fit.
 pub fn mul_mat_id_workspace_size(matrix: &Matrix<'_>, tokens: usize, used: usize, threads: usize) -> Result<usize> {
-    size(matrix, tokens, used, used.max(1), threads).ok_or_else(|| Error::invalid("more tokens than a workspace can be made for"))
+    size(matrix, tokens, used, used.max(1), threads).ok_or_else(too_big)
+}
+
+fn too_big() -> Error {
+    Error::invalid("more tokens than a workspace can be made for")
 }
 
 fn size(matrix: &Matrix<'_>, tokens: usize, used: usize, x_used: usize, threads: usize) -> Option<usize> {
@@ -65,8 +69,8 @@ pub fn mul_mat_id(
     }
     let count = threads.threads();
     let have = workspace.len();
-    let needed = size(matrix, tokens, used, x.used(), count);
-    let small = || Error::invalid(format!("a workspace of {have} bytes; {tokens} tokens on {count} threads need {needed:?}"));
+    let needed = size(matrix, tokens, used, x.used(), count).ok_or_else(too_big)?;
+    let small = || Error::invalid(format!("a workspace of {have} bytes; {tokens} tokens on {count} threads need {needed}"));
     let mut arena = Arena::new(workspace).ok_or_else(|| Error::invalid("the workspace is not aligned to 64 bytes"))?;
     let format = ActFormat::of(matrix.weights());
     let row_lines = format.row_lines(matrix.k());

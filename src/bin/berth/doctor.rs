@@ -10,6 +10,7 @@ use std::time::Instant;
 use berth::abi::{self, Host};
 use berth::config::{self, Config};
 use berth::memory::{arena, fill, pinned, system};
+use berth::moe::isa;
 use serde::Serialize;
 
 /// What to look at.
@@ -64,7 +65,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let mut findings = vec![processor(), ram(), memlock(), huge_pages(), numa()];
     match config::get() {
         Ok(config) => {
-            findings.push(good("settings", "every BERTH_* variable is understood"));
+            findings.push(match isa::detect() {
+                Ok(isa) => good("settings", format!("every BERTH_* variable is understood; kernels: {}", isa.tier().name())),
+                Err(error) => bad("settings", error.message, "correct or unset it: nothing is computed with such a value"),
+            });
             findings.extend(arena_directory(config, !args.no_measure));
         }
         Err(error) => findings.push(bad("settings", error.message, "correct or unset it: Berth stays out of a process with such a value")),
