@@ -1,10 +1,12 @@
 /*
  * A loader in C over berth.h: opens a model, creates every tensor, allocates, fills, and compares every byte with the file.
  *
- *   loader_peer MODEL [--rules TEXT] [--no-mmap] [--cancel] [--replace FILE] [--noisy] [--part FILE]...
+ *   loader_peer MODEL [--rules TEXT] [--no-mmap] [--cancel] [--replace FILE] [--spoil cut|write] [--spoil-late] [--noisy] [--part FILE]...
  *
  * One line per tensor: name, place, memory, rule, overridden, downgraded, reason, bytes, whether all bytes equal the file's. The files of a split
- * model are named by --part, in order. With --replace that file is renamed over the model after it was opened. With --cancel the first fill is cancelled, and a second one completes it.
+ * model are named by --part, in order. With --replace that file is renamed over the model after it was opened. With --cancel the first fill is cancelled
+ * at its first report, and a second one completes it; how far it came is printed. With --spoil the last file is cut to half, or a byte of it is
+ * written to in place, before memory is allocated, or, with --spoil-late, after.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <berth.h>
@@ -46,6 +48,24 @@ static bool on_progress(uint64_t done, uint64_t total, void *user) {
     return !p->cancel;
 }
 
+/* Cuts a file to half, or writes to one byte of it; its size stays then, and so does the byte. */
+static void spoil(const char *path, const char *how) {
+    int fd = open(path, O_RDWR);
+    off_t size = fd >= 0 ? lseek(fd, 0, SEEK_END) : -1;
+    char byte = 0;
+    bool done = size > 0;
+    if (strcmp(how, "cut") == 0) {
+        done = done && ftruncate(fd, size / 2) == 0;
+    } else {
+        done = done && pread(fd, &byte, 1, size - 1) == 1 && pwrite(fd, &byte, 1, size - 1) == 1;
+    }
+    if (!done) {
+        printf("ERROR %s cannot be spoilt\n", path);
+        exit(2);
+    }
+    close(fd);
+}
+
 /* Whether the tensor's bytes are those at its offset of its file. */
 static bool equals_file(const struct berth_tensor *t, const char *path) {
     enum { CHUNK = 1 << 20 };
@@ -68,7 +88,8 @@ int main(int argc, char **argv) {
     const char *rules_text = NULL, *parts[64];
     size_t n_parts = 0;
     bool cancel = false, noisy = false, all_same = true;
-    const char *replace = NULL;
+    const char *replace = NULL, *spoiling = NULL;
+    bool late = false;
     struct berth_load load = {.struct_size = sizeof load};
     check(berth_load_init(&load), "berth_load_init");
     for (int i = 2; i < argc; i++) {
@@ -78,6 +99,10 @@ int main(int argc, char **argv) {
             parts[n_parts++] = argv[++i];
         } else if (strcmp(argv[i], "--replace") == 0 && i + 1 < argc) {
             replace = argv[++i];
+        } else if (strcmp(argv[i], "--spoil") == 0 && i + 1 < argc) {
+            spoiling = argv[++i];
+        } else if (strcmp(argv[i], "--spoil-late") == 0) {
+            late = true;
         } else if (strcmp(argv[i], "--noisy") == 0) {
             noisy = true;
         } else if (strcmp(argv[i], "--no-mmap") == 0) {
@@ -111,7 +136,13 @@ int main(int argc, char **argv) {
     if (replace && rename(replace, argv[1]) != 0) {
         return 2;
     }
+    if (spoiling && !late) {
+        spoil(parts[n_parts - 1], spoiling);
+    }
     check(berth_loader_alloc(loader), "berth_loader_alloc");
+    if (spoiling && late) {
+        spoil(parts[n_parts - 1], spoiling);
+    }
     struct progress progress = {0, 0, 0, cancel};
     enum berth_status filled = berth_loader_fill(loader, on_progress, &progress);
     if (cancel) {
@@ -119,6 +150,7 @@ int main(int argc, char **argv) {
             printf("ERROR a cancelled fill returned %d\n", (int) filled);
             return 1;
         }
+        printf("CANCELLED at %llu of %llu\n", (unsigned long long) progress.last, (unsigned long long) progress.total);
         progress = (struct progress){0, 0, 0, 0};
         filled = berth_loader_fill(loader, on_progress, &progress);
     }

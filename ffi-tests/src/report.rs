@@ -21,6 +21,26 @@ pub struct Report {
     pub fallbacks: u64,
     /// Every buffer, freed ones too.
     pub buffers: Vec<Buffer>,
+    /// What a person should know.
+    #[serde(default)]
+    pub warnings: Vec<Warning>,
+}
+
+/// Something that a person should know about a buffer type.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Warning {
+    /// Which one.
+    pub code: String,
+    /// The buffer type.
+    pub asked: String,
+    /// How many tensors it is about.
+    pub tensors: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The first of their names.
+    pub first: Vec<String>,
+    /// The same in words.
+    pub message: String,
 }
 
 /// The host as Berth sees it.

@@ -1,6 +1,7 @@
 //! The create_tensor path and the placement decision, called from C through `berth.h`.
 
 mod support {
+    pub(crate) mod loading;
     pub(crate) mod peer;
     pub(crate) mod scratch;
 }
@@ -8,81 +9,11 @@ mod support {
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ffi_tests::gguf;
 use ffi_tests::models::{self, Spec};
-use ffi_tests::{berth_lib, gguf};
-use support::peer::{Compile, plain, source, succeeds, valgrind};
+use support::loading::{experts_are_in, load, peer};
+use support::peer::{plain, succeeds, valgrind};
 use support::scratch::Scratch;
-
-/// A program of `c/` linked with the library under test.
-fn peer(scratch: &Scratch, name: &str) -> PathBuf {
-    let library = berth_lib().unwrap_or_else(|e| panic!("{e:#}"));
-    let soname = scratch.path().join("libberth.so.0");
-    if !soname.exists() {
-        std::os::unix::fs::symlink(&library, &soname).unwrap();
-    }
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../include");
-    Compile::c("cc")
-        .args(["-Wpedantic", "-I"])
-        .args([include, source(&format!("{name}.c")), soname])
-        .arg(format!("-Wl,-rpath,{}", scratch.path().display()))
-        .to(scratch.path().join(name))
-}
-
-/// One line of `loader_peer` about a tensor.
-#[derive(Debug)]
-struct Line {
-    name: String,
-    place: String,
-    memory: String,
-    rule: i32,
-    overridden: bool,
-    reason: String,
-    same: bool,
-}
-
-struct Loaded {
-    lines: Vec<Line>,
-    stderr: String,
-}
-
-fn load(program: &Path, scratch: &Scratch, model: &Path, args: &[&str], env: &[(&str, &str)]) -> Loaded {
-    let arena = if scratch.path().join("arena").exists() { scratch.path().join("arena") } else { scratch.dir("arena") };
-    let mut command = plain(program);
-    command.arg(model).args(args).env("BERTH_ARENA_DIR", &arena);
-    command.envs(env.iter().copied());
-    let output = succeeds(command);
-    let parse = |line: &str| {
-        let f: Vec<&str> = line.split('\t').collect();
-        (f.len() == 9).then(|| Line {
-            name: f[0].to_owned(),
-            place: f[1].to_owned(),
-            memory: f[2].to_owned(),
-            rule: f[3].parse().unwrap(),
-            overridden: f[4] == "1",
-            reason: f[6].to_owned(),
-            same: f[8] == "same",
-        })
-    };
-    let lines: Vec<Line> = output.stdout.lines().filter_map(parse).collect();
-    assert!(!lines.is_empty(), "{}", output.stdout);
-    let different: Vec<&Line> = lines.iter().filter(|l| !l.same).collect();
-    assert!(different.is_empty(), "bytes differ from the file's: {different:?}");
-    let left = fs::read_dir(&arena).unwrap().count();
-    assert_eq!(left, 0, "a file was left in the arena directory");
-    Loaded { lines, stderr: output.stderr }
-}
-
-/// Every expert in `place` by the rule, and nothing else.
-fn experts_are_in(loaded: &Loaded, place: &str, memory: &str, reason: &str) {
-    for line in &loaded.lines {
-        if line.name.contains("_exps.") {
-            let got = (line.place.as_str(), line.memory.as_str(), line.rule, line.overridden, line.reason.as_str());
-            assert_eq!(got, (place, memory, 0, true, reason), "{}", line.name);
-        } else {
-            assert_eq!((line.place.as_str(), line.rule, line.overridden), ("CPU", -1, false), "{}", line.name);
-        }
-    }
-}
 
 fn small() -> PathBuf {
     models::random(&Spec::default()).unwrap_or_else(|e| panic!("{e:#}"))

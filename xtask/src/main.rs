@@ -7,6 +7,7 @@ mod header;
 mod hosts;
 mod matrix;
 mod model;
+mod picture;
 mod setup;
 mod shell;
 mod test;
@@ -35,6 +36,8 @@ enum Command {
     Matrix(matrix::Args),
     /// Make a model: one with random weights, or a real one cut into experts.
     Model(model::Args),
+    /// Make docs/explain.png, the picture of a page of `berth explain`.
+    Picture,
     /// Say which programs and libraries the tests need and the system lacks, or install them.
     Setup(setup::Args),
     /// Run all checks: formatting, lints, header, unit tests, and the tests against real hosts.
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Hosts(args) => hosts::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::Model(args) => model::run(args),
+        Command::Picture => picture::run(),
         Command::Setup(args) => setup::run(&args),
         Command::Test(args) => test::run(&args),
     };
