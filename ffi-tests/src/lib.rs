@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod browser;
 pub mod cache;
 pub mod fetch;
 pub mod gguf;
