@@ -339,8 +339,8 @@ pub fn replace_file(path: &Path, content: &[u8]) -> Result<()> {
     let _ = std::fs::remove_file(&temporary);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&temporary);
     // Not under the number of a closed standard stream, where other threads may print. (A clone's number is above those.)
-    let mut file = file.and_then(|f| f.try_clone()).map_err(|e| named("make", &temporary, e))?;
-    let written = file.write_all(content).map_err(|e| named("write", &temporary, e));
+    let mut file = file.and_then(|f| f.try_clone()).map_err(|e| named("write", path, e))?;
+    let written = file.write_all(content).map_err(|e| named("write", path, e));
     let renamed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(|e| named("replace", path, e)));
     if renamed.is_err() {
         let _ = std::fs::remove_file(&temporary);

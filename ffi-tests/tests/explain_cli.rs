@@ -285,7 +285,159 @@ fn html_is_written_whole_to_a_file_and_never_over_the_model() {
     assert!(code(&output) == 1 && output.stderr.contains("is a symbolic link"), "{}", output.stderr);
     assert!(stdout.is_symlink() && fs::read_to_string(&page).unwrap() == html, "neither the link nor its file is touched");
     let nowhere = explain(&[&text(&model), "--html", &text(&dir.path().join("no/such/dir.html"))]);
-    assert!(code(&nowhere) == 1 && nowhere.stderr.contains("dir.html"), "{}", nowhere.stderr);
+    let expected = format!("berth explain: write {}: No such file or directory", dir.path().join("no/such/dir.html").display());
+    assert!(code(&nowhere) == 1 && nowhere.stderr.starts_with(&expected) && !nowhere.stderr.contains(".tmp"), "{}", nowhere.stderr);
+}
+
+#[test]
+fn a_setting_that_the_library_would_refuse_is_warned_of() {
+    let model = small();
+    for (name, value) in
+        [("BERTH_STRICT", "perhaps"), ("BERTH_LOG", "loud"), ("BERTH_ARENA_DIR", "relative/arena"), ("BERTH_REPORT", "r.json")]
+    {
+        for (strict, status) in [(&[][..], 0), (&["--strict"], 1)] {
+            for rules in ["exps=ARENA", "exps=CPU_MMAP"] {
+                let mut command = berth(&[&["explain", &model, "-ot", rules], strict].concat());
+                command.env(name, value);
+                let output = ran(command, None);
+                assert_eq!(code(&output), status, "{name} {strict:?}: {}", output.stderr);
+                let warning = format!("WARNING bad_setting: {name}=\"{value}\" is not understood; it takes ");
+                assert!(output.stdout.contains(&warning), "{}", output.stdout);
+            }
+        }
+    }
+    let mut command = berth(&["explain", &model, "--strict"]);
+    command.envs([("BERTH_STRICT", "yes"), ("BERTH_LOG", "debug")]);
+    let fine = ran(command, None);
+    assert!(code(&fine) == 0 && !fine.stdout.contains("WARNING"), "{}", fine.stdout);
+}
+
+#[test]
+fn what_cannot_be_opened_or_ends_too_early_is_said_in_words_that_help() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let header = |counts: [u64; 2], rest: &[u8]| {
+        [b"GGUF".as_slice(), &3u32.to_le_bytes(), &counts[0].to_le_bytes(), &counts[1].to_le_bytes(), rest].concat()
+    };
+    fs::write(path("pairs"), header([1, 1 << 63], &[0; 64])).unwrap();
+    fs::write(path("tensors"), header([1 << 63, 0], &[0; 64])).unwrap();
+    // A pair whose value is an array (9) of 2^63 numbers of 8 bytes (10): more bytes than 64 bits can count.
+    let array = [&1u64.to_le_bytes()[..], b"k", &9u32.to_le_bytes(), &10u32.to_le_bytes(), &(1u64 << 63).to_le_bytes(), &[0; 64]].concat();
+    fs::write(path("array"), header([0, 1], &array)).unwrap();
+    for (name, said, not) in [
+        ("missing.gguf", "missing.gguf: No such file or directory", "at byte"),
+        ("", ": it is not a regular file", "at byte"),
+        ("pairs", "at byte 16: 9223372036854775808 metadata pairs are announced", "18446744073709551615"),
+        ("tensors", "at byte 8: 9223372036854775808 tensors are announced", "18446744073709551615"),
+        ("array", "2^64 or more bytes are needed, 64 are left; the download may be incomplete", "18446744073709551615"),
+    ] {
+        let output = explain(&[&path(name)]);
+        assert!(code(&output) == 1 && output.stdout.is_empty(), "{name}: {}", output.stdout);
+        assert!(output.stderr.contains(said) && !output.stderr.contains(not), "{name}: {}", output.stderr);
+        assert!(!said.contains("announced") || output.stderr.trim_end().ends_with("; the download may be incomplete"), "{}", output.stderr);
+    }
+}
+
+#[test]
+fn layers_for_a_gpu_that_is_not_named_and_layers_that_do_not_exist_are_warned_of() {
+    let model = small();
+    let said = |args: &[&str]| explain(&[&[model.as_str()], args].concat()).stdout;
+    for (layers, words) in [("99", "99 layers are to go to a GPU"), ("all", "All layers are to go to a GPU")] {
+        let alone = said(&["-ngl", layers]);
+        assert!(alone.contains(&format!("WARNING no_device: {words} (-ngl), but no device is named")), "{alone}");
+        assert!(!said(&["-ngl", layers, "-dev", "CUDA0"]).contains("no_device"));
+    }
+    for quiet in [&["-ngl", "0"][..], &["-ngl", "auto"], &[]] {
+        assert!(!said(quiet).contains("WARNING"), "{quiet:?}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let absurd = dir.path().join("absurd.gguf");
+    let mut writer = gguf::Writer::new("qwen3moe");
+    writer.set("qwen3moe.block_count", gguf::Value::U32(4_000_000_000));
+    writer.tensor("blk.0.attn_q.weight", gguf::Type::F32, &[32, 2]).unwrap();
+    writer.write_sparse(&absurd, 8).unwrap();
+    let output = explain(&[absurd.to_str().unwrap()]);
+    assert_eq!(code(&output), 0, "{}", output.stderr);
+    let expected = "WARNING layer_count: qwen3moe.block_count says 4000000000 layers, but the tensors have 1.";
+    assert!(output.stdout.contains(expected), "{}", output.stdout);
+}
+
+#[test]
+fn help_names_the_spellings_of_llama_cpp() {
+    let output = explain(&["--help"]);
+    for spelling in ["-ot", "-cmoe", "-ncmoe", "-ncffn", "-ngl", "-nr", "-dev"] {
+        assert!(output.stdout.contains(&format!("Also {spelling}")), "{spelling}: {}", output.stdout);
+    }
+}
+
+#[test]
+fn a_path_cannot_speak_to_the_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let escapes = "a\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}31m.gguf";
+    let path = dir.path().join(escapes);
+    let quiet = |output: &Output| {
+        let all = format!("{}{}", output.stdout, output.stderr);
+        assert!(!all.is_empty() && !all.chars().any(|c| c.is_control() && c != '\n'), "{all:?}");
+    };
+    let missing = explain(&[path.to_str().unwrap()]);
+    assert_eq!(code(&missing), 1);
+    quiet(&missing);
+    fs::copy(small(), &path).unwrap();
+    for args in [&[][..], &["--json"], &["-ot", "exps=NO\u{1b}[2JWHERE"], &["--html", "/nonexistent/\u{1b}[2J"], &["--dev", "\u{9b}2J"]] {
+        quiet(&explain(&[&[path.to_str().unwrap()], args].concat()));
+    }
+    for json in [&[][..], &["--json"]] {
+        let mut command = berth(&[&["doctor", "--no-measure", "--llama", path.to_str().unwrap()], json].concat());
+        command.env("GGML_BACKEND_PATH", &path);
+        let output = ran(command, Some(&path));
+        quiet(&output);
+        assert!(output.stdout.contains(".gguf"), "{}", output.stdout);
+    }
+}
+
+#[test]
+fn an_arena_in_a_file_system_in_memory_is_warned_of() {
+    let memory = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    if !memory.lines().any(|l| l.split(' ').nth(1) == Some("/dev/shm") && l.split(' ').nth(2) == Some("tmpfs")) {
+        ffi_tests::skip::skipped("an arena in memory", "/dev/shm is no tmpfs here");
+        return;
+    }
+    let (shm, disk) = (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+    let model = small();
+    let warned = |arena: Option<&Path>, home: &Path, rules: &str| {
+        let mut command = berth(&["explain", &model, "-ot", rules]);
+        command.env("XDG_CACHE_HOME", home);
+        let output = ran(command, arena);
+        assert_eq!(code(&output), 0, "{}", output.stderr);
+        output.stdout.contains("WARNING arena_in_memory: The arena's directory /dev/shm/")
+    };
+    assert!(warned(Some(shm.path()), disk.path(), "exps=ARENA"));
+    assert!(!warned(Some(shm.path()), disk.path(), "exps=CPU_MMAP") && !warned(Some(disk.path()), shm.path(), "exps=ARENA"));
+    // The default directory is not there yet.
+    assert!(warned(None, shm.path(), "exps=ARENA") && !warned(None, disk.path(), "exps=ARENA"));
+    assert!(!shm.path().join("berth").exists(), "explain makes nothing");
+
+    let output = ran(berth(&["doctor", "--no-measure", "--json"]), Some(shm.path()));
+    let all: Vec<Value> = serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout));
+    let found = all.iter().find(|f| f["item"] == "arena").unwrap_or_else(|| panic!("{all:?}"));
+    assert!(found["verdict"] == "note" && found["hint"].as_str().unwrap().contains("file system in memory"), "{found}");
+}
+
+#[test]
+fn a_place_that_this_machine_does_not_have_is_marked_in_every_part_of_the_table() {
+    let model = small();
+    let missing = Path::new("/nonexistent/no/arena");
+    let output = ran(berth(&["explain", &model, "-ot", "exps=ARENA"]), Some(missing));
+    let lines: Vec<&str> = output.stdout.lines().collect();
+    assert!(lines[1].contains("asked to be in an arena, which this machine does not have"), "{}", output.stdout);
+    assert!(
+        lines.iter().any(|l| l.starts_with("ARENA ") && l.ends_with("<== not on this machine: ordinary memory instead")),
+        "{}",
+        output.stdout
+    );
+    assert!(lines.iter().any(|l| l.contains("ffn_up_exps") && l.contains(" arena? ")), "{}", output.stdout);
+    let e: Value = serde_json::from_str(&ran(berth(&["explain", &model, "-ot", "exps=ARENA", "--json"]), Some(missing)).stdout).unwrap();
+    assert!(e["machine"]["no_arena"].as_str().is_some_and(|why| why.contains("/nonexistent/no/arena")), "{}", e["machine"]);
 }
 
 /// The finding about llama.cpp: verdict, words and hint.

@@ -4,7 +4,9 @@
 //! What a plug-in sees of a load are the tensors that the host puts into buffers of Berth, mapped ones included: the names and kinds are those of
 //! the tensors themselves, not guesses from the rules, which it never sees.
 
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 mod common;
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/peer.rs"]
 mod peer;
 
@@ -30,7 +32,7 @@ fn run_host(host: &Host, program: &Path, model: &Path, rules: &str) -> (Output, 
     let scratch = common::Scratch::new();
     let mut command = peer::plain(program);
     command.env("LD_LIBRARY_PATH", &host.lib_dir).env("GGML_BACKEND_PATH", common::berth()).envs(scratch.environment());
-    command.arg(host.lib("llama").unwrap()).arg(&host.lib_dir).arg(model).args(["Once upon a time", "2", rules]);
+    command.arg(host.lib("llama").unwrap()).arg(&host.lib_dir).arg(model).args(["Once upon a time", "2"]).args(rules.split(','));
     let output = run::run(command, Duration::from_secs(120)).and_then(|o| o.checked(rules)).unwrap_or_else(|e| panic!("{e:#}"));
     let report = scratch.report();
     (output, report)

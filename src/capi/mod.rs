@@ -87,7 +87,7 @@ pub struct ErrorInfo {
     pub column: usize,
     /// Offset of the fault in the file, in bytes; meaningful if `in_file`.
     pub offset: u64,
-    /// Whether the fault is in a file.
+    /// Whether the fault is at a byte of a file; not if the file as a whole is at fault: it cannot be opened, has changed, or is another part.
     pub in_file: bool,
     /// The same as `berth_last_error()`.
     pub message: *const c_char,

@@ -184,6 +184,16 @@ impl Error {
         Error::new(offset, ErrorKind::Io { kind: e.kind(), message: e.to_string() })
     }
 
+    /// Where in the file the fault is. `None` if it is one of the file as a whole: it cannot be opened, has changed, or is the wrong part.
+    pub fn place(&self) -> Option<u64> {
+        use ErrorKind as K;
+        match self.kind {
+            K::Io { .. } if self.offset == 0 => None,
+            K::Changed | K::Parts { .. } | K::SplitName { .. } | K::NotFirstPart { .. } | K::WrongPart { .. } => None,
+            _ => Some(self.offset),
+        }
+    }
+
     /// The same error, naming the file.
     #[must_use]
     pub fn in_file(mut self, file: &Path) -> Error {
@@ -211,7 +221,10 @@ impl fmt::Display for Error {
         if let Some(file) = &self.file {
             write!(f, "{}: ", file.display())?;
         }
-        write!(f, "at byte {}: {}", self.offset, self.kind)
+        if let Some(place) = self.place() {
+            write!(f, "at byte {place}: ")?;
+        }
+        write!(f, "{}", self.kind)
     }
 }
 
@@ -235,14 +248,18 @@ impl fmt::Display for ErrorKind {
             K::BigEndian => write!(f, "a big-endian GGUF file; only little-endian ones can be read"),
             K::Version(v) => write!(f, "GGUF version {v}; only versions 2 and 3 can be read"),
             K::Truncated { what, need, left } => {
-                write!(f, "the file ends inside {what}: {need} bytes are needed, {left} are left; the download may be incomplete")
+                // A length that is beyond 64 bits is counted as the largest that is not.
+                let at_least = if *need == u64::MAX { "2^64 or more".to_owned() } else { need.to_string() };
+                write!(f, "the file ends inside {what}: {at_least} bytes are needed, {left} are left; the download may be incomplete")
             }
             K::Shrunk { was } => write!(f, "the file became shorter while it was open (it had {was} bytes); is it still being written?"),
             K::Changed => {
                 write!(f, "the file was written to while it was open, so its header and its data may not belong together; load it again")
             }
             K::Parts { count, most } => write!(f, "split.count is {count}, but a model has at most {most} parts"),
-            K::Count { what, count, most } => write!(f, "{count} {what} are announced, but at most {most} fit into the rest of the file"),
+            K::Count { what, count, most } => {
+                write!(f, "{count} {what} are announced, but at most {most} fit into the rest of the file; the download may be incomplete")
+            }
             K::HeaderTooLarge => write!(f, "the header is larger than {} MiB", super::MAX_HEADER_BYTES >> 20),
             K::NoMemory(bytes) => write!(f, "{bytes} bytes of memory could not be had"),
             K::Text { what, text, fault } => write!(f, "{what} {} {fault}", Shown(text)),
@@ -286,6 +303,15 @@ mod tests {
     fn error_text_names_file_offset_and_fault_and_escapes_the_name() {
         let e = Error::new(42, ErrorKind::DuplicateTensor("a\x1b[2J\nb".into())).in_file(Path::new("m.gguf"));
         assert_eq!(e.to_string(), r"m.gguf: at byte 42: tensor 'a\u{1b}[2J\nb' occurs twice");
+        let fault = |offset, kind| Error::new(offset, kind).in_file(Path::new("m.gguf")).to_string();
+        let missing = Error::io(0, &io::Error::from_raw_os_error(2)).in_file(Path::new("m.gguf"));
+        assert_eq!(missing.to_string(), "m.gguf: No such file or directory (os error 2)", "a file that cannot be opened has no byte 0");
+        assert!(Error::io(4096, &io::Error::from_raw_os_error(5)).to_string().starts_with("at byte 4096: "));
+        assert_eq!(fault(0, ErrorKind::WrongPart { key: "split.no", found: None, expected: 1 }), "m.gguf: split.no is missing, expected 1");
+        let count = fault(16, ErrorKind::Count { what: "metadata pairs", count: 9, most: 2 });
+        assert!(count.contains("9 metadata pairs are announced") && count.ends_with("; the download may be incomplete"), "{count}");
+        let beyond = fault(24, ErrorKind::Truncated { what: "an array", need: u64::MAX, left: 3 });
+        assert!(beyond.contains("2^64 or more bytes are needed") && !beyond.contains("18446744073709551615"), "{beyond}");
         let long = Error::new(0, ErrorKind::DuplicateTensor("x".repeat(500)));
         assert!(long.to_string().len() < 150);
     }

@@ -190,7 +190,11 @@ impl From<crate::gguf::Error> for Error {
             crate::gguf::ErrorKind::Io { .. } => Status::Io,
             _ => Status::BadFile,
         };
-        Error::new(status, error.to_string()).at(crate::error::Position::Byte(error.offset))
+        let converted = Error::new(status, error.to_string());
+        match error.place() {
+            Some(offset) => converted.at(crate::error::Position::Byte(offset)),
+            None => converted,
+        }
     }
 }
 

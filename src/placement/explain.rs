@@ -30,6 +30,10 @@ pub struct Machine {
     pub no_arena: Option<String>,
     /// What an arena may take of its file system; `None` if it is unknown.
     pub arena_free: Option<u64>,
+    /// The arena's directory, if it lies in memory (tmpfs, ramfs).
+    pub arena_in_memory: Option<String>,
+    /// What is wrong with a `BERTH_*` variable: Berth stays out of a process with such a value.
+    pub bad_setting: Option<String>,
 }
 
 /// One tensor.
@@ -186,8 +190,20 @@ impl Explanation {
 
     /// Whether something that was asked for cannot be honoured: what `--strict` refuses.
     pub fn has_unhonoured(&self) -> bool {
-        let broken = |w: &Warning| matches!(w.code, "no_pinned" | "no_arena" | "arena_space");
+        let broken = |w: &Warning| matches!(w.code, "no_pinned" | "no_arena" | "arena_space" | "bad_setting");
         self.rules.iter().any(RuleUse::is_idle) || self.warnings.iter().any(broken)
+    }
+
+    /// Why this machine cannot give a place to what goes there. In llama.cpp it is in ordinary memory then.
+    pub fn lacks(&self, place: &Target) -> Option<&str> {
+        match place {
+            Target::CudaHost => self.machine.no_pinned.as_deref(),
+            Target::Arena if self.machine.no_arena.is_some() => self.machine.no_arena.as_deref(),
+            Target::Arena => {
+                self.machine.arena_free.filter(|&free| self.totals.arena > free).map(|_| "its file system has too little room")
+            }
+            _ => None,
+        }
     }
 
     fn warn(&mut self, code: &'static str, message: String) {
@@ -293,6 +309,7 @@ fn explain<'a>(
         warnings: Vec::new(),
         tensors,
     };
+    warn_of_settings(&mut e, load);
     warn_of_rules(&mut e);
     warn_of_small_tensors(&mut e);
     warn_of_memory(&mut e);
@@ -329,6 +346,29 @@ fn places(tensors: &[Placed]) -> Vec<PlaceUse> {
     let mut places: Vec<PlaceUse> = by_place.into_values().collect();
     places.sort_by_key(|p| std::cmp::Reverse(p.bytes));
     places
+}
+
+/// What somebody set, and nothing comes of it; and a number of layers that the tensors do not bear out.
+fn warn_of_settings(e: &mut Explanation, load: &Load) {
+    if let Some(what) = e.machine.bad_setting.clone() {
+        e.warn("bad_setting", format!("{what}. Berth stays out of a process with such a value."));
+    }
+    if let Some(layers) = load.gpu_layers.filter(|&n| n > 0 && load.devices.is_empty()) {
+        let layers = if layers == u32::MAX { "All layers".to_owned() } else { format!("{layers} layers") };
+        e.warn("no_device", format!("{layers} are to go to a GPU (-ngl), but no device is named (--device), so none does."));
+    }
+    let (said, key) = (e.model.layers, format!("{}.block_count", e.model.architecture));
+    let Some(found) = e.tensors.iter().filter_map(|t| t.layer).max().map(|last| u64::from(last) + 1) else {
+        if said > 0 {
+            e.warn("layer_count", format!("{key} says {said} layers, but no tensor belongs to one."));
+        }
+        return;
+    };
+    if said == 0 {
+        e.warn("layer_count", format!("{key} gives no number of layers, and the tensors have {found}."));
+    } else if u64::from(said) > found {
+        e.warn("layer_count", format!("{key} says {said} layers, but the tensors have {found}."));
+    }
 }
 
 fn warn_of_rules(e: &mut Explanation) {
@@ -370,7 +410,8 @@ fn warn_of_small_tensors(e: &mut Explanation) {
 }
 
 fn warn_of_memory(e: &mut Explanation) {
-    let copied = e.totals.pageable.saturating_add(e.totals.pinned);
+    let in_arena = if e.machine.arena_in_memory.is_some() { e.totals.arena } else { 0 };
+    let copied = e.totals.pageable.saturating_add(e.totals.pinned).saturating_add(in_arena);
     if let Some(available) = e.machine.available.filter(|&a| copied > a) {
         e.warn("memory", format!("{} are copied into memory, but only {} are available.", Bytes(copied), Bytes(available)));
     }
@@ -382,6 +423,9 @@ fn warn_of_memory(e: &mut Explanation) {
     let arena = e.totals.arena;
     if let Some(why) = e.machine.no_arena.clone().filter(|_| arena > 0) {
         e.warn("no_arena", format!("{} cannot go to an arena here: {why}.", Bytes(arena)));
+    }
+    if let Some(path) = e.machine.arena_in_memory.clone().filter(|_| arena > 0) {
+        e.warn("arena_in_memory", format!("The arena's directory {path} is a file system in memory: an arena there takes RAM."));
     }
     if let Some(free) = e.machine.arena_free.filter(|&f| arena > f) {
         e.warn("arena_space", format!("{} are to go to an arena, and its file system has {} for it.", Bytes(arena), Bytes(free)));
@@ -449,6 +493,67 @@ mod tests {
             let e = explained(text);
             assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), codes, "{text}");
             assert_eq!(e.has_unhonoured(), !codes.is_empty(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_this_machine_lacks_is_known_per_place() {
+        let mut e = explained(r"blk\.1\.ffn=ARENA,exps=CUDA_Host", |_| {});
+        assert_eq!([Target::CudaHost, Target::Arena, Target::Cpu].map(|t| e.lacks(&t).is_some()), [false; 3]);
+        e.machine.no_pinned = Some("no driver".into());
+        e.machine.arena_free = Some(e.totals.arena - 1);
+        assert_eq!((e.lacks(&Target::CudaHost), e.lacks(&Target::CpuMmap)), (Some("no driver"), None));
+        assert_eq!(e.lacks(&Target::Arena), Some("its file system has too little room"));
+        e.machine.no_arena = Some("no directory".into());
+        assert_eq!(e.lacks(&Target::Arena), Some("no directory"));
+    }
+
+    #[test]
+    fn an_arena_in_memory_takes_memory_and_is_warned_of() {
+        let header = Header::from_bytes(&model().bytes()).unwrap();
+        let mut rules = Rules::new(Targets::new([""; 0]));
+        rules.parse("exps=ARENA").unwrap();
+        let machine = Machine { available: Some(1000), arena_in_memory: Some("/m".into()), ..Machine::default() };
+        let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), machine).unwrap();
+        assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), ["memory", "arena_in_memory"]);
+        assert!(e.warnings[1].message.contains("/m is a file system in memory") && !e.has_unhonoured());
+    }
+
+    #[test]
+    fn settings_that_come_to_nothing_are_warned_of() {
+        let codes = |e: &Explanation| e.warnings.iter().map(|w| (w.code, w.message.clone())).collect::<Vec<_>>();
+        let idle = codes(&explained("", |load| load.gpu_layers = Some(99)));
+        assert!(idle.len() == 1 && idle[0].0 == "no_device" && idle[0].1.starts_with("99 layers "), "{idle:?}");
+        for fine in [None, Some(0)] {
+            assert_eq!(codes(&explained("", |load| load.gpu_layers = fine)), []);
+        }
+        assert_eq!(codes(&explained("", |load| (load.gpu_layers = Some(99), gpu(load)).1)), []);
+        let bad = Machine { bad_setting: Some("BERTH_LOG=\"loud\" is not understood".into()), ..Machine::default() };
+        let header = Header::from_bytes(&model().bytes()).unwrap();
+        let e = Explanation::of_header(&header, &Rules::new(Targets::new([""; 0])), &Facts::of(&header).load(), bad).unwrap();
+        assert!(codes(&e)[0].0 == "bad_setting" && codes(&e)[0].1.contains("BERTH_LOG") && e.has_unhonoured(), "{:?}", e.warnings);
+    }
+
+    #[test]
+    fn a_number_of_layers_that_the_tensors_do_not_have_is_warned_of() {
+        for (count, layers, said) in [
+            (Some(4_000_000_000), 2, Some("x.block_count says 4000000000 layers, but the tensors have 2.")),
+            (Some(5), 0, Some("x.block_count says 5 layers, but no tensor belongs to one.")),
+            (None, 2, Some("x.block_count gives no number of layers, and the tensors have 2.")),
+            (Some(2), 2, None),
+            (None, 0, None),
+        ] {
+            let mut f = File::new(3).str("general.architecture", "x").tensor("token_embd.weight", &[32], 0);
+            if let Some(count) = count {
+                f = f.u32("x.block_count", count);
+            }
+            for layer in 0..layers {
+                f = f.tensor(&format!("blk.{layer}.attn_q.weight"), &[32, 2], 0);
+            }
+            let header = Header::from_bytes(&f.bytes()).unwrap();
+            let rules = Rules::new(Targets::new([""; 0]));
+            let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
+            assert_eq!(e.warnings.iter().map(|w| w.message.as_str()).collect::<Vec<_>>(), Vec::from_iter(said), "{count:?}, {layers}");
         }
     }
 

@@ -95,7 +95,8 @@ fn header(r: &mut Bounded) -> Result<(Metadata, Vec<TensorInfo>)> {
     }
     let alignment = match metadata.iter().find(|(k, _)| k == "general.alignment") {
         None => ALIGNMENT,
-        Some((_, Value::U32(a))) if a.is_power_of_two() => u64::from(*a),
+        // Any but zero, as the format says; stock wants a power of two.
+        Some((_, Value::U32(a))) if *a > 0 => u64::from(*a),
         Some((_, other)) => bail!("general.alignment is {other:?}"),
     };
     let start = align_up(r.at, alignment);

@@ -9,8 +9,10 @@ use std::time::Instant;
 
 use berth::abi::{self, Host};
 use berth::config::{self, Config};
+use berth::log::one_line;
 use berth::memory::{arena, fill, pinned, system};
 use berth::moe::isa;
+use berth::placement::render;
 use serde::Serialize;
 
 /// What to look at.
@@ -76,7 +78,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     findings.push(cuda());
     findings.extend(llama(args.llama.as_deref()));
     findings.extend(plug_in());
-    let text = if args.json { serde_json::to_string_pretty(&findings).unwrap_or_default() + "\n" } else { table(&findings) };
+    let json = || render::quiet_json(&serde_json::to_string_pretty(&findings).unwrap_or_default()) + "\n";
+    let text = if args.json { json() } else { table(&findings) };
     let code = if findings.iter().any(|f| f.verdict == Verdict::Bad) { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     crate::finish("doctor", crate::print(&text).map(|()| code))
 }
@@ -90,9 +93,9 @@ fn table(findings: &[Finding]) -> String {
             Verdict::Note => "note",
             Verdict::Bad => "BAD ",
         };
-        text += &format!("{mark}  {:width$}  {}\n", f.item, f.found);
+        text += &format!("{mark}  {:width$}  {}\n", f.item, one_line(&f.found));
         if let Some(hint) = &f.hint {
-            text += &format!("      {:width$}  -> {hint}\n", "");
+            text += &format!("      {:width$}  -> {}\n", "", one_line(hint));
         }
     }
     text
@@ -175,7 +178,7 @@ fn arena_directory(config: &Config, measure: bool) -> Vec<Finding> {
     let free = directory.free_bytes().map_or_else(|e| e.message, |bytes| format!("{} free", gib(bytes)));
     let found = format!("{} ({kind}, {free})", path.display());
     if directory.in_memory {
-        return vec![note(ITEM, found, "files there take RAM; set BERTH_ARENA_DIR to a disk")];
+        return vec![note(ITEM, found, "it is a file system in memory, so files there take RAM; set BERTH_ARENA_DIR to a disk")];
     }
     let mut findings = vec![good(ITEM, found)];
     if measure {

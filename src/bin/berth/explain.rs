@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use berth::config;
+use berth::config::{self, Config};
 use berth::gguf::Model;
 use berth::memory::{arena, pinned, system};
 use berth::placement::{Device, Explanation, Facts, Load, Machine, Repack, Rules, Target, Targets, render};
@@ -21,13 +21,13 @@ pub(crate) struct Args {
     /// The model is read, not mapped (llama.cpp's --load-mode none).
     #[arg(long)]
     no_mmap: bool,
-    /// Devices, as NAME or NAME:HOST_TYPE, in llama.cpp's order; for example CUDA0:CUDA_Host.
+    /// Devices, as NAME or NAME:HOST_TYPE, in llama.cpp's order; for example CUDA0:CUDA_Host. Also -dev.
     #[arg(long = "device", value_name = "NAME[:HOST]")]
     devices: Vec<String>,
-    /// Layers on the devices (-ngl): a number, `all` or `auto` [default: all, if there is a device].
+    /// Layers on the devices: a number, `all` or `auto` [default: all, if there is a device]. Also -ngl.
     #[arg(long, short_alias = 'g', visible_aliases = ["gpu-layers", "n-gpu-layers"], value_name = "N", value_parser = layers, allow_hyphen_values = true)]
     gpu: Option<Layers>,
-    /// The CPU backend does not interleave weights (llama.cpp's --no-repack).
+    /// The CPU backend does not interleave weights (llama.cpp's --no-repack). Also -nr.
     #[arg(long, visible_alias = "nr")]
     no_repack: bool,
     /// List every tensor, not only what differs.
@@ -48,10 +48,11 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug)]
 struct Layers(Option<u32>);
 
-/// As llama.cpp reads it; "auto" there means as many as fit, which only it can know.
+/// As llama.cpp reads it; "auto" there means as many as fit, which only it can know. "all" is a number, so that it is seen to be asked for.
 fn layers(text: &str) -> Result<Layers, String> {
     match text {
-        "all" | "auto" | "-1" => Ok(Layers(None)),
+        "auto" => Ok(Layers(None)),
+        "all" | "-1" => Ok(Layers(Some(u32::MAX))),
         number => number.parse().map(|n| Layers(Some(n))).map_err(|_| "a number, all or auto is expected".to_owned()),
     }
 }
@@ -70,16 +71,16 @@ enum RuleArg {
 
 #[derive(clap::Args)]
 struct Declared {
-    /// Rules: PATTERN=PLACE, comma-separated; places are CPU, CPU_MMAP, CUDA_Host, ARENA and the devices.
+    /// Rules: PATTERN=PLACE, comma-separated; places are CPU, CPU_MMAP, CUDA_Host, ARENA and the devices. Also -ot.
     #[arg(long = "override-tensor", visible_alias = "ot", value_name = "RULES")]
     overrides: Vec<String>,
-    /// All experts to CPU.
+    /// All experts to CPU. Also -cmoe.
     #[arg(long, action = clap::ArgAction::Append, num_args = 0, default_missing_value = "true", value_name = "")]
     cpu_moe: Vec<bool>,
-    /// The experts of the first N layers to CPU.
+    /// The experts of the first N layers to CPU. Also -ncmoe.
     #[arg(long, value_name = "N")]
     n_cpu_moe: Vec<u32>,
-    /// The dense feed-forward weights of the first N layers to CPU.
+    /// The dense feed-forward weights of the first N layers to CPU. Also -ncffn.
     #[arg(long, value_name = "N")]
     n_cpu_ffn: Vec<u32>,
 }
@@ -156,7 +157,7 @@ fn explain(args: &Args) -> Result<ExitCode, String> {
         repack: if args.no_repack { Repack::Off } else { repack() },
         ..Facts::of(model.header()).load()
     };
-    let machine = machine(&rules)?;
+    let machine = machine(&rules);
     let explained = Explanation::of_model(&model, &rules, &load, machine).map_err(|e| e.to_string())?;
     if let Some(path) = &args.html {
         let inode = |p: &std::path::Path| std::fs::metadata(p).map(|m| (m.dev(), m.ino())).ok();
@@ -171,26 +172,39 @@ fn explain(args: &Args) -> Result<ExitCode, String> {
 }
 
 /// What this machine has of what the rules name. The CUDA driver and the arena's directory are not touched if no rule needs them.
-fn machine(rules: &Rules) -> Result<Machine, String> {
+fn machine(rules: &Rules) -> Machine {
     let mut machine = Machine { available: system::ram().map(|r| r.available), memlock: system::memlock_limit(), ..Machine::default() };
     let names = |target: Target| rules.iter().any(|r| *r.target() == target);
     if names(Target::CudaHost) {
         machine.no_pinned = pinned::driver().err().map(|e| e.message);
     }
-    if names(Target::Arena) {
-        let config = config::get().map_err(|e| e.message)?;
-        let path = config.arena_dir.as_deref();
-        // A directory that Berth would make is made when a model is loaded, and is not missed before.
-        match path.map(|p| (p, p.exists() || p.is_symlink() || !config.arena_dir_is_default)) {
-            Some((_, false)) => {}
-            Some((path, true)) => match arena::Directory::open(path, config.arena_dir_is_default) {
-                Ok(directory) => machine.arena_free = directory.free_bytes().ok(),
-                Err(error) => machine.no_arena = Some(error.message),
-            },
-            None => machine.no_arena = Some("neither BERTH_ARENA_DIR nor XDG_CACHE_HOME nor HOME is set".to_owned()),
-        }
+    match config::get() {
+        Ok(config) if names(Target::Arena) => arena_directory(config, &mut machine),
+        Ok(_) => {}
+        Err(error) => machine.bad_setting = Some(error.message),
     }
-    Ok(machine)
+    machine
+}
+
+fn arena_directory(config: &Config, machine: &mut Machine) {
+    let Some(path) = config.arena_dir.as_deref() else {
+        machine.no_arena = Some("neither BERTH_ARENA_DIR nor XDG_CACHE_HOME nor HOME is set".to_owned());
+        return;
+    };
+    // A directory that Berth would make is made when a model is loaded, and is not missed before. It will lie where the nearest one above does.
+    if config.arena_dir_is_default && !path.exists() && !path.is_symlink() {
+        let above = path.ancestors().find(|p| p.exists());
+        let kind = above.and_then(system::file_system);
+        machine.arena_in_memory = kind.filter(|k| matches!(k.as_str(), "tmpfs" | "ramfs")).map(|_| path.display().to_string());
+        return;
+    }
+    match arena::Directory::open(path, config.arena_dir_is_default) {
+        Ok(directory) => {
+            machine.arena_free = directory.free_bytes().ok();
+            machine.arena_in_memory = directory.in_memory.then(|| path.display().to_string());
+        }
+        Err(error) => machine.no_arena = Some(error.message),
+    }
 }
 
 /// Name and host type. A name may hold an address in brackets: `RPC0[127.0.0.1:50052]`.

@@ -30,6 +30,11 @@ fn main() -> ExitCode {
     }
 }
 
+/// Text without control characters but for line ends: a path or a name in it must not speak to the terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.split('\n').map(berth::log::one_line).collect::<Vec<_>>().join("\n")
+}
+
 /// Writes to standard output. A reader that has gone is no failure; anything else is one line.
 pub(crate) fn print(text: &str) -> Result<(), String> {
     use std::io::Write;
@@ -45,7 +50,7 @@ pub(crate) fn finish(command: &str, result: Result<ExitCode, String>) -> ExitCod
     result.unwrap_or_else(|message| {
         use std::io::Write;
         // A closed standard error is no reason to panic.
-        let _ = writeln!(std::io::stderr(), "berth {command}: {message}");
+        let _ = writeln!(std::io::stderr(), "berth {command}: {}", printable(&message));
         ExitCode::FAILURE
     })
 }

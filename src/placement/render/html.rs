@@ -29,6 +29,9 @@ const NARROW: f64 = 0.004;
 /// A label fits into cells wider than this share of the map.
 const LABELLED: f64 = 0.07;
 
+/// The last share of the map's width at which a tick's label fits on a telephone: 320 pixels for the map, under 64 for a label.
+const LAST_LABEL: f64 = 0.8;
+
 /// Without a line end in it that a reader of the page would need.
 const STYLE: &str = include_str!("page.css");
 
@@ -182,6 +185,9 @@ impl Page {
                 let amount = if shares.len() > 1 { format!("{} ", Bytes(*bytes)) } else { String::new() };
                 self.add(format_args!("<p>{amount}{}</p>", lies(*memory)));
             }
+            if place.is_some_and(|p| e.lacks(p).is_some()) {
+                self.add(format_args!("<p class=\"warn\">not on this machine: ordinary memory instead</p>"));
+            }
             self.add(format_args!("</div>\n"));
         }
         self.add(format_args!("</div>\n"));
@@ -209,7 +215,9 @@ impl Page {
             "<h2>Map</h2>\n<p>A row per layer; area is bytes, colour is the place, stripes stay in the file's mapping.</p>\n<div class=\"map\">\n<div class=\"grid\">"
         ));
         for (share, bytes) in ticks(scale) {
-            self.add(format_args!("<span style=\"left:{:.3}%\">{}</span>", share * 100.0, Bytes(bytes)));
+            // Where the map is narrow there is no room to the right of these.
+            let class = if share > LAST_LABEL { " class=\"e\"" } else { "" };
+            self.add(format_args!("<span{class} style=\"left:{:.3}%\">{}</span>", share * 100.0, Bytes(bytes)));
         }
         self.add(format_args!("</div>\n"));
         let mut above: Vec<Cell<'_>> = Vec::new();

@@ -16,5 +16,17 @@ use super::explain::Explanation;
 /// The explanation as JSON. Field names and codes are stable; fields may be added.
 pub fn json(e: &Explanation) -> String {
     // Nothing in it can fail to serialise: no maps with odd keys, no other writer than memory.
-    serde_json::to_string_pretty(e).unwrap_or_default()
+    quiet_json(&serde_json::to_string_pretty(e).unwrap_or_default())
+}
+
+/// The same JSON, with the control characters above ASCII escaped too: a terminal obeys some of them, and JSON lets them stand in strings.
+pub fn quiet_json(json: &str) -> String {
+    if !json.contains(is_loud) {
+        return json.to_owned();
+    }
+    json.chars().map(|c| if is_loud(c) { format!("\\u{:04x}", c as u32) } else { c.to_string() }).collect()
+}
+
+fn is_loud(c: char) -> bool {
+    matches!(c, '\u{7f}'..='\u{9f}')
 }

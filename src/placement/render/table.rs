@@ -5,6 +5,7 @@
 use std::fmt::Write;
 
 use super::collapse;
+use crate::placement::Target;
 use crate::placement::bytes::Bytes;
 use crate::placement::explain::{Explanation, Placed};
 
@@ -43,11 +44,15 @@ fn summary(out: &mut String, e: &Explanation) {
         format_args!("{}: {}, {} layers{experts}, {} tensors", printable(name), printable(&m.architecture), m.layers, e.tensor_count),
     );
     let t = &e.totals;
+    let lacking = |place: Target| e.places.iter().filter(|p| p.place == place && e.lacks(&place).is_some()).map(|p| p.copied).sum::<u64>();
+    let (not_pinned, no_arena) = (lacking(Target::CudaHost), lacking(Target::Arena));
     let parts = [
         ("stay in the file's mapping", t.mapped),
         ("copied to memory", t.pageable),
-        ("page-locked", t.pinned),
-        ("in the arena", t.arena),
+        ("page-locked", t.pinned.saturating_sub(not_pinned)),
+        ("asked to be page-locked, which this machine cannot do", not_pinned),
+        ("in the arena", t.arena.saturating_sub(no_arena)),
+        ("asked to be in an arena, which this machine does not have", no_arena),
         ("on devices", t.device),
     ];
     let shown: Vec<String> = parts.iter().filter(|p| p.1 > 0).map(|(what, n)| format!("{} {what}", Bytes(*n))).collect();
@@ -88,7 +93,8 @@ fn places(out: &mut String, e: &Explanation) {
     line(out, format_args!("{:<18}  {:>7}  {:>9}  {:>9}  {:>9}", "place", "tensors", "bytes", "mapped", "copied"));
     for p in &e.places {
         let (bytes, mapped, copied) = (Bytes(p.bytes), Bytes(p.mapped), Bytes(p.copied));
-        line(out, format_args!("{:<18}  {:>7}  {bytes:>9}  {mapped:>9}  {copied:>9}", p.place.to_string(), p.tensors));
+        let loud = if e.lacks(&p.place).is_some() { "   <== not on this machine: ordinary memory instead" } else { "" };
+        line(out, format_args!("{:<18}  {:>7}  {bytes:>9}  {mapped:>9}  {copied:>9}{loud}", p.place.to_string(), p.tensors));
     }
     out.push('\n');
 }
@@ -108,9 +114,12 @@ fn tensors(out: &mut String, e: &Explanation, all: bool) {
             "tensor", "count", "type", "bytes", "place", "memory", "rule"
         ),
     );
+    let mut doubtful = false;
     for (name, count, bytes, t) in rows {
         let place = t.place.as_ref().map_or("-".to_owned(), ToString::to_string);
-        let memory = t.memory.map_or("-", |m| m.name());
+        let lacking = t.place.as_ref().is_some_and(|p| e.lacks(p).is_some());
+        let memory = format!("{}{}", t.memory.map_or("-", |m| m.name()), if lacking { "?" } else { "" });
+        doubtful |= lacking;
         let rule = t.rule.map_or(String::new(), |r| r.to_string());
         let bytes = Bytes(bytes);
         line(
@@ -121,6 +130,9 @@ fn tensors(out: &mut String, e: &Explanation, all: bool) {
                 t.reason.code()
             ),
         );
+    }
+    if doubtful {
+        line(out, format_args!("? asked for, and not on this machine: ordinary memory instead"));
     }
     out.push('\n');
 }

@@ -52,6 +52,48 @@ fn table_shows_every_tensor_rule_and_place_in_columns() {
 }
 
 #[test]
+fn what_this_machine_lacks_is_said_where_it_is_shown() {
+    let mut e = explained(&file("Tiny"), r"blk\.0\.ffn_.*exps=ARENA,exps=CUDA_Host");
+    let fine = table(&e, false);
+    assert!(fine.contains("576 KiB page-locked, 288 KiB in the arena") && !fine.contains("this machine"), "{fine}");
+    assert!(!html(&e).contains("not on this machine"));
+    (e.machine.no_pinned, e.machine.no_arena) = (Some("no driver".into()), Some("no directory".into()));
+    let text = table(&e, false);
+    let first = text.lines().nth(1).unwrap();
+    assert!(first.contains("576 KiB asked to be page-locked, which this machine cannot do"), "{first}");
+    assert!(first.contains("288 KiB asked to be in an arena, which this machine does not have"), "{first}");
+    assert!(!text.contains("KiB page-locked") && !text.contains("KiB in the arena"), "{text}");
+    for place in ["CUDA_Host ", "ARENA "] {
+        let row = text.lines().find(|l| l.starts_with(place)).unwrap();
+        assert!(row.ends_with("<== not on this machine: ordinary memory instead"), "{row}");
+    }
+    assert!(text.contains(" pinned? ") && text.contains(" arena? ") && text.contains("\n? asked for, and not on this machine"), "{text}");
+    assert_eq!(html(&e).matches("not on this machine: ordinary memory instead").count(), 2);
+}
+
+#[test]
+fn nothing_from_a_model_or_a_path_speaks_to_the_terminal() {
+    let mut e = explained(&file("a\u{1b}[2Jb\u{9b}31mc\u{7f}\n"), "exps=ARENA");
+    e.machine.no_arena = Some("/x\u{1b}]0;title\u{7}\u{9b}2J".into());
+    e = Explanation { warnings: Vec::new(), ..e };
+    e.tensors[0].name = "t\u{1b}[1m".into();
+    e.warnings.push(crate::placement::Warning { code: "no_arena", message: "/x\u{1b}]0;title\u{7}\u{9b}2J".into() });
+    for text in [table(&e, false), table(&e, true), json(&e), html(&e)] {
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+    }
+    let back: serde_json::Value = serde_json::from_str(&json(&e)).unwrap();
+    assert_eq!(back["model"]["name"], "a\u{1b}[2Jb\u{9b}31mc\u{7f}\n", "what JSON escapes is not lost");
+}
+
+#[test]
+fn labels_of_the_axis_near_its_end_can_be_left_out() {
+    let page = html(&explained(&file("Tiny"), "exps=ARENA"));
+    let far = |line: &str| line.split("left:").nth(1).and_then(|l| l.split('%').next()?.parse::<f64>().ok()).is_some_and(|at| at > 80.0);
+    let spans: Vec<&str> = page.split("<span").filter(|s| s.contains("style=\"left:")).collect();
+    assert!(spans.iter().any(|s| far(s)) && spans.iter().all(|s| far(s) == s.starts_with(" class=\"e\"")), "{spans:?}");
+}
+
+#[test]
 fn json_has_every_tensor_with_stable_names() {
     let e = explained(&file("Tiny"), "exps=CUDA_Host");
     let v: serde_json::Value = serde_json::from_str(&json(&e)).unwrap();
