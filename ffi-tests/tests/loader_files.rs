@@ -18,7 +18,7 @@ use ffi_tests::gguf::{self, Type, Value, Writer};
 use ffi_tests::hosts;
 use ffi_tests::models::{self, Spec};
 use support::loading::{Loaded, experts_are_in, load};
-use support::peer::{Compile, plain, source, succeeds};
+use support::peer::{Compile, plain, source, succeeds, valgrind};
 use support::scratch::Scratch;
 
 /// Places, and where their bytes lie with and without mmap if a driver pins.
@@ -37,6 +37,13 @@ fn driver(scratch: &Scratch) -> String {
     dir.to_str().expect("a plain path").to_owned()
 }
 
+/// How many files have experts.
+fn experts_per_file(parts: &[PathBuf], model: &Path) -> usize {
+    let files = if parts.is_empty() { vec![model.to_owned()] } else { parts.to_vec() };
+    let has = |file: &PathBuf| gguf::Gguf::open(file).unwrap().tensors().iter().any(|t| t.name.contains("_exps."));
+    files.iter().filter(|file| has(file)).count()
+}
+
 /// The model in all three places, mapped and not; then with a driver that has no memory left.
 fn in_all_places(scratch: &Scratch, model: &Path, parts: &[PathBuf], extra: &[&str]) -> Vec<Loaded> {
     let program = support::loading::peer(scratch, "loader_peer");
@@ -51,6 +58,10 @@ fn in_all_places(scratch: &Scratch, model: &Path, parts: &[PathBuf], extra: &[&s
         args.extend(extra);
         let loaded = load(&program, scratch, model, &args, env);
         experts_are_in(&loaded, place, memory, reason);
+        // What is not as asked says so once per buffer; of bytes in the mapping there is one for each file.
+        let said = loaded.stderr.matches(&format!("asked for {place}, got {memory} memory")).count();
+        let files = if memory == "mapped" { experts_per_file(parts, model) } else { 1 };
+        assert_eq!(said, if reason.starts_with("fallback") { files } else { 0 }, "{}", loaded.stderr);
         all.push(loaded);
     };
     for (place, with, without) in PLACES {
@@ -130,7 +141,7 @@ fn a_file_that_changes_while_it_is_open_is_an_error_that_names_it() {
                 fs::File::options().write(true).open(last).unwrap().set_modified(std::time::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
                 let mut command = plain(&program);
                 command.arg(&parts[0]).args(["--rules", "exps=ARENA", "--spoil", how]).args(late).args(mmap);
-                parts.iter().for_each(|p| drop(command.arg("--part").arg(p)));
+                command.args(parts.iter().flat_map(|p| [Path::new("--part"), p]));
                 command.env("BERTH_ARENA_DIR", scratch.path().join("arena"));
                 let output = ffi_tests::run::run(command, Duration::from_secs(60)).unwrap();
                 assert_eq!(output.status.and_then(|s| s.code()), Some(1), "{how} {late:?} {mmap:?}: {}", output.stdout);
@@ -168,6 +179,10 @@ fn ggml_buffers_hold_their_tensors_those_without_bytes_too() {
             command.arg(&model).args([rules, mmap]).env("BERTH_ARENA_DIR", scratch.path().join("arena")).env("LD_LIBRARY_PATH", &driver);
             let output = succeeds(command);
             assert!(output.stdout.starts_with("ok: "), "{rules}: {}", output.stdout);
+            if let Some(mut command) = valgrind(&program) {
+                command.arg(&model).args([rules, mmap]).env("BERTH_ARENA_DIR", scratch.path().join("arena"));
+                succeeds(command);
+            }
         }
     }
 }
