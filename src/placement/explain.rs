@@ -603,6 +603,19 @@ mod tests {
     }
 
     #[test]
+    fn the_4096th_rule_which_stock_cannot_take_is_warned_of() {
+        let header = Header::from_bytes(&model().bytes()).unwrap();
+        for (count, codes) in [(4095, &[][..]), (4096, &["too_many_rules_for_stock"])] {
+            let mut rules = Rules::new(Targets::new([""; 0]));
+            rules.n_cpu_moe(count).unwrap();
+            let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
+            assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), codes, "{count}");
+        }
+        let mut rules = Rules::new(Targets::new([""; 0]));
+        assert!(rules.n_cpu_moe(4097).is_err());
+    }
+
+    #[test]
     fn embeddings_that_also_act_as_output_appear_twice_if_they_go_to_two_places() {
         let e = explained("", gpu);
         let last = e.tensors.last().unwrap();
