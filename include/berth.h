@@ -251,7 +251,7 @@ struct berth_error_info {
      */
     uint64_t offset;
     /**
-     * Whether the fault is in a file.
+     * Whether the fault is at a byte of a file; not if the file as a whole is at fault: it cannot be opened, has changed, or is another part.
      */
     bool in_file;
     /**
