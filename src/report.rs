@@ -40,6 +40,8 @@ pub enum Reason {
     ArenaNoSpace,
     /// The arena's file could not be made or mapped.
     ArenaFailed,
+    /// The model's file could not be mapped.
+    MapFailed,
 }
 
 /// Something else was got than was asked.

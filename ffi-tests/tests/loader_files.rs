@@ -127,6 +127,39 @@ fn a_model_of_a_gigabyte_is_loaded_byte_for_byte_and_cancelled_in_the_middle() {
 }
 
 #[test]
+fn files_that_cannot_be_mapped_are_read_at_the_end_of_every_chain() {
+    let scratch = Scratch::new();
+    let program = support::loading::peer(&scratch, "loader_peer");
+    let options = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"];
+    let preload = Compile::with("cc", &options).arg(source("no_mapping.c")).to(scratch.path().join("no_mapping.so"));
+    let driver = driver(&scratch);
+    let env = [
+        ("LD_PRELOAD", preload.to_str().expect("a plain path")),
+        ("LD_LIBRARY_PATH", driver.as_str()),
+        ("FAKE_CUDA_FAIL", "cuMemHostAlloc:2"),
+    ];
+    let parts = gguf::split::split(&small(), scratch.path(), 3).unwrap_or_else(|e| panic!("{e:#}"));
+    let parts: Vec<&str> = parts.iter().flat_map(|p| ["--part", p.to_str().expect("a plain path")]).collect();
+    for (place, memory, reason) in
+        [("CPU_MMAP", "pageable", "fallback_pageable"), ("CUDA_Host", "pageable", "fallback_pageable"), ("ARENA", "arena", "rule_host")]
+    {
+        let rule = format!("exps={place}");
+        let loaded = load(&program, &scratch, Path::new(parts[1]), &[&parts[..], &["--rules", &rule]].concat(), &env);
+        experts_are_in(&loaded, place, memory, reason);
+        let others = loaded.lines.iter().filter(|l| !l.name.contains("_exps."));
+        assert!(others.clone().count() > 0 && others.clone().all(|l| (&*l.memory, &*l.reason) == ("pageable", "fallback_pageable")));
+        let said = |asked: &str| loaded.stderr.matches(&format!("asked for {asked}, got pageable memory")).count();
+        assert_eq!((said("CPU"), said(place)), (1, usize::from(place != "ARENA")), "{}", loaded.stderr);
+        assert!(loaded.stderr.contains("No such device"), "the reason: {}", loaded.stderr);
+    }
+    let mut strict = plain(&program);
+    strict.args([parts[1], "--rules", "exps=CPU_MMAP"]).envs(env).env("BERTH_STRICT", "1");
+    let refused = ffi_tests::run::run(strict, Duration::from_secs(60)).unwrap();
+    assert_eq!(refused.status.and_then(|s| s.code()), Some(1), "{}", refused.stderr);
+    assert!(refused.stdout.contains("ERROR berth_loader_alloc: 5 ") && refused.stdout.contains("BERTH_STRICT"), "{}", refused.stdout);
+}
+
+#[test]
 fn a_file_that_changes_while_it_is_open_is_an_error_that_names_it() {
     let scratch = Scratch::new();
     let program = support::loading::peer(&scratch, "loader_peer");

@@ -13,7 +13,7 @@ use crate::memory::fill::{self, Piece};
 use crate::memory::mapping::FileMapping;
 use crate::memory::{ALIGNMENT, Region, pageable::Pageable, round_up};
 use crate::placement::{Decision, Load, Memory, Target, after_failure};
-use crate::report::{self, Fallback, Place};
+use crate::report::{self, Fallback, Place, Reason};
 
 /// Memory that tensors of one place share.
 pub struct Buffer {
@@ -89,7 +89,7 @@ pub(super) fn allocate(model: &Model, load: &Load, tensors: &[Box<Tensor>]) -> R
     let mut all = Allocation { buffers: Vec::new(), changes: Vec::new() };
     for ((target, memory), members) in groups {
         if memory == Memory::Mapped {
-            map(model, tensors, &target, &members, None, &mut all)?;
+            map(model, load, tensors, &target, &members, None, &mut all)?;
         } else {
             copy(model, load, tensors, &target, memory, &members, &mut all)?;
         }
@@ -107,14 +107,7 @@ fn copy(
     members: &[usize],
     all: &mut Allocation,
 ) -> Result<()> {
-    let mut size = 0usize;
-    let mut offsets = Vec::with_capacity(members.len());
-    for &index in members {
-        offsets.push(size);
-        // A tensor without bytes has an address of its own too: ggml wants one in the buffer.
-        let padded = round_up(tensors[index].bytes.max(1), ALIGNMENT)?;
-        size = size.checked_add(padded).ok_or_else(|| Error::new(Status::OutOfMemory, "the tensors are larger than an address space"))?;
-    }
+    let (size, offsets) = layout(tensors, members)?;
     let attempt = match memory {
         Memory::Pinned => CudaHost::attempt(size),
         Memory::Arena => Arena::attempt(size),
@@ -128,12 +121,42 @@ fn copy(
             let after = |&i: &usize| after_failure(decide(i), load, size as u64, &fallback.message, strict).map_err(Error::from);
             let decisions = members.iter().map(after).collect::<Result<Vec<_>>>()?;
             if decisions.first().is_some_and(is_mapped) {
-                return map(model, tensors, target, members, Some((fallback, decisions)), all);
+                return map(model, load, tensors, target, members, Some((fallback, decisions)), all);
             }
             let region = Region::from(Pageable::new(size)?);
             (Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback) }, decisions)
         }
     };
+    keep(tensors, target, memory, members, offsets, placed, decisions, all);
+    Ok(())
+}
+
+/// Bytes for all of them, and where in those each one starts.
+fn layout(tensors: &[Box<Tensor>], members: &[usize]) -> Result<(usize, Vec<usize>)> {
+    let mut size = 0usize;
+    let mut offsets = Vec::with_capacity(members.len());
+    for &index in members {
+        offsets.push(size);
+        // A tensor without bytes has an address of its own too: ggml wants one in the buffer.
+        let padded = round_up(tensors[index].bytes.max(1), ALIGNMENT)?;
+        size = size.checked_add(padded).ok_or_else(|| Error::new(Status::OutOfMemory, "the tensors are larger than an address space"))?;
+    }
+    Ok((size, offsets))
+}
+
+/// Gives tensors the memory that was got for them.
+#[expect(clippy::too_many_arguments, reason = "the end of two ways, each of which has all of them")]
+fn keep(
+    tensors: &[Box<Tensor>],
+    target: &Target,
+    memory: Memory,
+    members: &[usize],
+    offsets: Vec<usize>,
+    placed: Placed,
+    decisions: Vec<Decision>,
+    all: &mut Allocation,
+) {
+    let size = placed.region.len();
     let Placed { region, place, file, fallback } = placed;
     let memory = decisions.first().and_then(|d| d.memory).unwrap_or(memory);
     let id = report::add_buffer(berth_name(target), place, size, file, fallback);
@@ -142,24 +165,61 @@ fn copy(
         remember(id, &tensors[tensor]);
     }
     all.buffers.push(Buffer { target: target.clone(), memory, region, mapping: None, id });
+}
+
+/// The end of the chain: bytes of files that cannot be mapped are read into ordinary memory.
+fn read(
+    load: &Load,
+    tensors: &[Box<Tensor>],
+    target: &Target,
+    members: &[usize],
+    error: Error,
+    after: Option<(Fallback, Vec<Decision>)>,
+    all: &mut Allocation,
+) -> Result<()> {
+    let (size, offsets) = layout(tensors, members)?;
+    let (fallback, decisions) = match after {
+        Some((first, decisions)) => (Fallback { message: format!("{}; {}", first.message, error.message), ..first }, decisions),
+        None => {
+            let decisions = members.iter().map(|&i| tensors[i].decision.clone()).collect();
+            (Fallback { reason: Reason::MapFailed, message: error.message }, decisions)
+        }
+    };
+    let strict = config::get()?.strict;
+    let step = |d: Decision| after_failure(d, load, size as u64, &fallback.message, strict).map_err(Error::from);
+    let decisions = decisions.into_iter().map(step).collect::<Result<Vec<_>>>()?;
+    let region = Region::from(Pageable::new(size)?);
+    let placed = Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback) };
+    keep(tensors, target, Memory::Pageable, members, offsets, placed, decisions, all);
     Ok(())
 }
 
 /// Tensors whose bytes stay in the files' mappings: one buffer per file, from the first to the last of its tensors.
 fn map(
     model: &Model,
+    load: &Load,
     tensors: &[Box<Tensor>],
     target: &Target,
     members: &[usize],
     after: Option<(Fallback, Vec<Decision>)>,
     all: &mut Allocation,
 ) -> Result<()> {
+    // All files before the first buffer: what cannot be mapped is read as a whole.
+    let map_part = |number: usize| {
+        let part = &model.parts()[number];
+        let wanted = members.iter().any(|&i| tensors[i].part == number);
+        wanted.then(|| FileMapping::of(part.file(), part.path())).transpose()
+    };
+    let mut mappings = match (0..model.parts().len()).map(map_part).collect::<Result<Vec<_>>>() {
+        Ok(mappings) => mappings,
+        Err(error) => return read(load, tensors, target, members, error, after, all),
+    };
     let (fallback, decisions) = after.map_or((None, None), |(f, d)| (Some(f), Some(d)));
     for (number, part) in model.parts().iter().enumerate() {
         let here: Vec<usize> = (0..members.len()).filter(|m| tensors[members[*m]].part == number).collect();
         let ends = here.iter().map(|m| (tensors[members[*m]].offset, tensors[members[*m]].bytes));
         let (Some(first), Some(last)) = (ends.clone().map(|(o, _)| o).min(), ends.map(|(o, b)| o + b as u64).max()) else { continue };
-        let mapping = FileMapping::of(part.file(), part.path())?;
+        let Some(mapping) = mappings[number].take() else { continue };
         // The file was checked when its header was read; it may have been cut since.
         let whole = mapping.bytes();
         if (whole.len() as u64) < last {
