@@ -32,7 +32,7 @@ fn line(isa: Isa, ty: WeightType, k: usize, peak: f64) {
         let mut out = vec![0.0; ROWS * columns];
         let seconds = best(if columns > 12 { 60 } else { 200 }, || {
             let (rows_of, next) = (matrix.slice(0, 0, ROWS), std::ptr::null());
-            kernels.mul(Mul { rows: rows_of, columns: &rows, out: &mut out, stride: ROWS, panel: &mut panel, next });
+            kernels.mul(Mul { rows: rows_of, columns: &rows, out: &mut out, stride: ROWS, panel: &mut panel, next, next_columns: &[] });
         });
         let macs = (ROWS * k * columns) as f64 / seconds;
         if columns < 4 {

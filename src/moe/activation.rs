@@ -165,6 +165,14 @@ pub fn apply(activation: Activation, gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// `sum[i] += weight * x[i]`.
+#[inline(always)]
+pub fn accumulate(sum: &mut [f32], weight: f32, x: &[f32]) {
+    for (sum, x) in sum.iter_mut().zip(x) {
+        *sum += weight * x;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

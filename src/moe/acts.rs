@@ -149,6 +149,11 @@ impl<'a> ActRow<'a> {
         self.format
     }
 
+    /// Where it starts.
+    pub fn start(self) -> *const u8 {
+        self.lines.as_ptr().cast()
+    }
+
     /// How many lines it has.
     pub fn lines(self) -> usize {
         self.lines.len()
@@ -281,12 +286,29 @@ fn fill_256(x: &[f32; 256], fold: Fold, out: &mut Act256) {
     out.pad = [0; 3];
 }
 
+/// In steps over all eight runs, because the compiler vectorises those, and not one run after the other.
 #[inline(always)]
 fn fill_32(x: &[f32; 256], fold: Fold, out: &mut Act32) {
     let offset = if let Fold::BlockOffset { offset } = fold { offset } else { 0 };
+    let runs = x.as_chunks::<32>().0;
+    let mut scales = [(0.0, 0.0); 8];
+    for (scale_of_run, run) in scales.iter_mut().zip(runs) {
+        let mut most = [0u32; 16];
+        for (i, most) in most.iter_mut().enumerate() {
+            *most = (run[i].to_bits() & 0x7fff_ffff).max(run[i + 16].to_bits() & 0x7fff_ffff);
+        }
+        *scale_of_run = scale(most.into_iter().fold(0, u32::max));
+    }
+    for ((q, run), (_, inverse)) in out.q.as_chunks_mut::<32>().0.iter_mut().zip(runs).zip(scales) {
+        for (q, x) in q.iter_mut().zip(run) {
+            *q = code(*x, inverse);
+        }
+    }
     out.fold = [0; 16];
-    for (i, (x, q)) in x.as_chunks::<32>().0.iter().zip(out.q.as_chunks_mut::<32>().0).enumerate() {
-        let d = codes(x, q);
+    for (i, (q, (d, inverse))) in out.q.as_chunks_mut::<32>().0.iter_mut().zip(scales).enumerate() {
+        if inverse == 0.0 {
+            q.fill(0);
+        }
         let sum = sum(q);
         out.d[i] = d;
         out.s[i] = d * sum as f32;

@@ -14,7 +14,7 @@ use super::args::{Matrix, Rows};
 use super::kernels::{Kernels, Mul, PANEL_LINES};
 use super::pool::ParallelFor;
 use super::route::{Routing, route};
-use super::schedule::{COLUMNS, Dealer, OUT_ROWS, ROWS, TASK_WORDS, list_tasks, max_tasks, out_rows, task};
+use super::schedule::{COLUMNS, Dealer, OUT_ROWS, ROWS, TASK_WORDS, list_tasks, max_tasks, out_rows, runs, task};
 use super::shared::{Arena, Pieces, lines_for};
 use super::{Experts, Inputs};
 use crate::error::{Error, Result};
@@ -246,7 +246,8 @@ impl Step<'_> {
         let (panel, gate_out, up_out) = split_scratch(&mut scratch);
         let h_format = ActFormat::of(e.down.matrix.weights());
         let h_blocks = e.up.matrix.rows().div_ceil(ROWS);
-        let mut columns = [up_x.row(0); COLUMNS];
+        let first_x = if e.gate.is_some() { gate_x } else { up_x };
+        let (mut columns, mut next_columns) = ([up_x.row(0); COLUMNS], [up_x.row(0); COLUMNS]);
         // The task after the current one is dealt early, so that its first weights can be prefetched.
         let mut current = dealer.deal();
         while let Some(i) = current {
@@ -259,17 +260,25 @@ impl Step<'_> {
                 current.map(|i| task(list, i)).map_or(std::ptr::null(), |n| self.first_byte(&first_matrix, n.expert, n.block * ROWS));
             let pairs = &self.routing.pairs[t.first..][..t.columns];
             let source = |pair: u32| if x_per_token { pair as usize / self.routing.used } else { pair as usize };
-            let mut multiply = |projection: &super::Projection<'_>, x: Quantised<'q>, out: &mut [f32], next: *const u8| {
+            let gather = |x: Quantised<'q>, pairs: &[u32], columns: &mut [ActRow<'q>; COLUMNS]| {
                 for (column, pair) in columns.iter_mut().zip(pairs) {
                     *column = x.row(source(*pair));
                 }
+            };
+            // Blocks of one expert follow each other, with the same activations; others come while the last product is made.
+            let coming = current.map(|i| task(list, i)).filter(|n| n.first != t.first).map_or(0..0, |n| n.first..n.first + n.columns);
+            let coming = &self.routing.pairs[coming];
+            gather(first_x, coming, &mut next_columns);
+            let mut multiply = |projection: &super::Projection<'_>, x: Quantised<'q>, out: &mut [f32], next: *const u8, coming: usize| {
+                gather(x, pairs, &mut columns);
                 let rows = projection.matrix.slice(t.expert, first, rows);
-                self.kernels.mul(Mul { rows, columns: &columns[..t.columns], out, stride: ROWS, panel, next });
+                let (columns, next_columns) = (&columns[..t.columns], &next_columns[..coming]);
+                self.kernels.mul(Mul { rows, columns, out, stride: ROWS, panel, next, next_columns });
             };
             if let Some(gate) = &e.gate {
-                multiply(gate, gate_x, gate_out, self.first_byte(&e.up.matrix, t.expert, first));
+                multiply(gate, gate_x, gate_out, self.first_byte(&e.up.matrix, t.expert, first), 0);
             }
-            multiply(&e.up, up_x, up_out, next);
+            multiply(&e.up, up_x, up_out, next, coming.len());
             for (c, pair) in pairs.iter().enumerate() {
                 let before = if e.weight_first { self.weights[*pair as usize] } else { 1.0 };
                 let up = &mut up_out[c * ROWS..][..rows];
@@ -294,7 +303,7 @@ impl Step<'_> {
         let down = &self.experts.down;
         let mut scratch = self.scratch.take(thread);
         let (panel, out, _) = split_scratch(&mut scratch);
-        let mut columns = [h.row(0); COLUMNS];
+        let (mut columns, mut next_columns) = ([h.row(0); COLUMNS], [h.row(0); COLUMNS]);
         let active = self.routing.active;
         let mut current = dealer.deal();
         while let Some(i) = current {
@@ -313,20 +322,26 @@ impl Step<'_> {
                     (None, None) => std::ptr::null(),
                 };
                 let weights = down.matrix.slice(expert, first, rows);
-                let (start, end) = (self.routing.starts[expert] as usize, self.routing.starts[expert + 1] as usize);
-                for start in (start..end).step_by(COLUMNS) {
-                    let count = COLUMNS.min(end - start);
-                    for (c, column) in columns[..count].iter_mut().enumerate() {
-                        *column = h.row(start + c);
+                let runs_of = |expert: usize| runs(self.routing.starts[expert] as usize, self.routing.count(expert));
+                let mut runs = runs_of(expert).peekable();
+                while let Some(run) = runs.next() {
+                    // What comes next: more of this expert, or the first of the next one.
+                    let coming = runs.peek().cloned().or_else(|| runs_of(*active.get(place + 1)? as usize).next());
+                    let coming = coming.unwrap_or(0..0);
+                    let (count, start) = (run.len(), run.start);
+                    for (column, i) in columns.iter_mut().zip(run) {
+                        *column = h.row(i);
                     }
-                    self.kernels.mul(Mul { rows: weights, columns: &columns[..count], out, stride: out_rows, panel, next });
+                    for (column, i) in next_columns.iter_mut().zip(coming.clone()) {
+                        *column = h.row(i);
+                    }
+                    let (columns, next_columns) = (&columns[..count], &next_columns[..coming.len()]);
+                    self.kernels.mul(Mul { rows: weights, columns, out, stride: out_rows, panel, next, next_columns });
                     for (product, pair) in out.chunks_exact_mut(out_rows).zip(&self.routing.pairs[start..start + count]) {
                         let product = &mut product[..rows];
                         down.finish(expert, first, 1.0, product);
                         let weight = if self.experts.weight_first { 1.0 } else { self.weights[*pair as usize] };
-                        for (y, v) in y.row(*pair as usize / self.routing.used, 0).iter_mut().zip(&*product) {
-                            *y += weight * v;
-                        }
+                        self.kernels.accumulate(y.row(*pair as usize / self.routing.used, 0), weight, product);
                     }
                 }
             }

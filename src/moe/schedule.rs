@@ -3,6 +3,7 @@
 //! Owns: the sizes of tasks, the list of (expert, rows, columns) tasks with heavy experts first, and the counter that deals them out. Must
 //! not know: what a task does. Which thread does a task never changes a result: a task computes each of its values alone, in one order.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::route::Routing;
@@ -10,9 +11,17 @@ use super::route::Routing;
 /// Intermediate rows of a task of the first phase: one activation block, so that the task that computes them can also quantise them.
 pub(super) const ROWS: usize = 256;
 
-/// Token rows of a task. 64 columns amortise the unpacking of weights to some 8 %, and leave the second-level cache to activations and
-/// weights: with 128, T = 512 takes 3 % longer and T = 2048 the same.
-pub(super) const COLUMNS: usize = 64;
+/// Most token rows of a task: they amortise the unpacking of weights, and leave some of the second-level cache to the rows that come next
+/// and to weights.
+pub(super) const COLUMNS: usize = 80;
+
+const _: () = assert!(COLUMNS <= super::kernels::MOST_COLUMNS);
+
+/// The token rows of one expert in runs of at most [`COLUMNS`], all of about the same length: a short one costs as much unpacking as a long one.
+pub(super) fn runs(start: usize, total: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let count = total.div_ceil(COLUMNS);
+    (0..count).map(move |i| start + total * i / count..start + total * (i + 1) / count)
+}
 
 /// Fewest output rows of a task of the second phase.
 pub(super) const OUT_ROWS: usize = 64;
@@ -38,7 +47,7 @@ pub(super) struct Task {
 
 /// Upper bound of the number of tasks, for the size of the workspace.
 pub(super) fn max_tasks(experts: usize, pairs: usize, rows: usize) -> usize {
-    // A full group of columns per `COLUMNS` pairs, and one that is not full per active expert.
+    // As many runs as fill `COLUMNS`, and one more per active expert.
     experts.min(pairs).saturating_add(pairs / COLUMNS).saturating_mul(rows.div_ceil(ROWS))
 }
 
@@ -50,9 +59,9 @@ pub(super) fn list_tasks(routing: &Routing<'_>, rows: usize, list: &mut [u32]) -
     let mut count = 0;
     for &expert in routing.active {
         let (start, total) = (routing.starts[expert as usize] as usize, routing.count(expert as usize));
-        for first in (0..total).step_by(COLUMNS) {
+        for run in runs(start, total) {
             for block in 0..rows.div_ceil(ROWS) {
-                let words = [expert, block as u32, (start + first) as u32, COLUMNS.min(total - first) as u32];
+                let words = [expert, block as u32, run.start as u32, run.len() as u32];
                 list[TASK_WORDS * count..][..TASK_WORDS].copy_from_slice(&words);
                 count += 1;
             }
@@ -100,7 +109,9 @@ mod tests {
         let mut list = vec![0; TASK_WORDS * bound];
         let count = list_tasks(&routing, 600, &mut list);
         assert!(count <= bound);
-        assert_eq!(count, (5 + 1 + 1) * 3);
+        assert_eq!(count, (4 + 1 + 1) * 3);
+        assert_eq!(runs(7, 161).map(|r| (r.start, r.end)).collect::<Vec<_>>(), [(7, 60), (60, 114), (114, 168)]);
+        assert_eq!(runs(7, 0).count(), 0);
         let mut seen = vec![[0; 3]; 304];
         for i in 0..count {
             let t = task(&list, i);

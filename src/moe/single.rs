@@ -11,7 +11,7 @@ use super::forward::{SCRATCH_LINES, quantise_rows, split_scratch};
 use super::kernels::{Kernels, Mul};
 use super::pool::ParallelFor;
 use super::route::route;
-use super::schedule::{COLUMNS, Dealer, OUT_ROWS};
+use super::schedule::{COLUMNS, Dealer, OUT_ROWS, runs};
 use super::shared::{Arena, Pieces, lines_for};
 use crate::error::{Error, Result};
 
@@ -97,14 +97,14 @@ pub fn mul_mat_id(
             let mut block = out.block(i, OUT_ROWS, out_flags);
             for &expert in routing.active {
                 let weights = matrix.slice(expert as usize, i * OUT_ROWS, block.len());
-                let range = routing.starts[expert as usize] as usize..routing.starts[expert as usize + 1] as usize;
-                for pairs in routing.pairs[range].chunks(COLUMNS) {
+                for run in runs(routing.starts[expert as usize] as usize, routing.count(expert as usize)) {
+                    let pairs = &routing.pairs[run];
                     for (column, pair) in columns.iter_mut().zip(pairs) {
                         *column = row(if x.used() == 1 { *pair as usize / used } else { *pair as usize });
                     }
                     let next = std::ptr::null();
                     let columns = &columns[..pairs.len()];
-                    kernels.mul(Mul { rows: weights, columns, out: products, stride: OUT_ROWS, panel, next });
+                    kernels.mul(Mul { rows: weights, columns, out: products, stride: OUT_ROWS, panel, next, next_columns: &[] });
                     for (product, pair) in products.chunks_exact(OUT_ROWS).zip(pairs) {
                         let out = block.row(*pair as usize / used, *pair as usize % used);
                         out.copy_from_slice(&product[..out.len()]);

@@ -24,14 +24,17 @@ use super::args::WeightRows;
 use super::blocks::WeightType;
 use super::isa::{Isa, Tier};
 
-/// Lines of the scratch memory of a product: two panels of 16 rows.
-pub const PANEL_LINES: usize = 2 * (64 + 16 + 16);
+/// Most columns of a product.
+pub const MOST_COLUMNS: usize = 96;
+
+/// Lines of the scratch memory of a product: four panels of 16 rows.
+pub const PANEL_LINES: usize = 4 * (64 + 16 + 8 + 8 + 1);
 
 /// The arguments of a product.
 pub struct Mul<'a> {
     /// The weights.
     pub rows: WeightRows<'a>,
-    /// The activations, in the format of the weights.
+    /// The activations, in the format of the weights: at most [`MOST_COLUMNS`].
     pub columns: &'a [ActRow<'a>],
     /// The products.
     pub out: &'a mut [f32],
@@ -41,6 +44,8 @@ pub struct Mul<'a> {
     pub panel: &'a mut [Line],
     /// Bytes that will be read after these rows, for prefetching; any address.
     pub next: *const u8,
+    /// Activations that will be read after these, for prefetching.
+    pub next_columns: &'a [ActRow<'a>],
 }
 
 impl Mul<'_> {
@@ -49,7 +54,7 @@ impl Mul<'_> {
     fn check(&self) {
         let (rows, columns) = (self.rows.len(), self.columns.len());
         assert!(self.stride.is_multiple_of(32) && self.stride >= rows && self.out.len() >= columns * self.stride);
-        assert!(self.panel.len() >= PANEL_LINES);
+        assert!(columns <= MOST_COLUMNS && self.panel.len() >= PANEL_LINES);
         let format = ActFormat::of(self.rows.weights());
         let lines = format.row_lines(self.rows.k());
         assert!(self.columns.iter().all(|c| c.format() == format && c.lines() >= lines));
@@ -61,6 +66,7 @@ struct Table {
     mul: [unsafe fn(&mut Mul<'_>); WeightType::ALL.len()],
     quantise: unsafe fn(&[f32], &mut ActRowMut<'_>),
     activate: unsafe fn(Activation, &mut [f32], &[f32]),
+    accumulate: unsafe fn(&mut [f32], f32, &[f32]),
 }
 
 /// All kernels of one tier, on a CPU that has it.
@@ -114,5 +120,11 @@ impl Kernels {
     pub fn activate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
         // SAFETY: as in `mul`.
         unsafe { (self.table.activate)(activation, gate, up) }
+    }
+
+    /// `sum[i] += weight * x[i]`, with two roundings.
+    pub fn accumulate(&self, sum: &mut [f32], weight: f32, x: &[f32]) {
+        // SAFETY: as in `mul`.
+        unsafe { (self.table.accumulate)(sum, weight, x) }
     }
 }

@@ -30,6 +30,7 @@ pub(super) static KERNELS: Table = Table {
     ],
     quantise: acts::quantise,
     activate: activation::apply,
+    accumulate: activation::accumulate,
 };
 
 /// Activation `i` of a row.

@@ -37,7 +37,7 @@ impl<'a> Case<'a> {
         let mut out = vec![f32::NAN; stride * self.columns];
         let mut panel = vec![Line([0x77; 64]); PANEL_LINES];
         let (rows, next) = (self.rows, std::ptr::null());
-        kernels.mul(Mul { rows, columns: &columns, out: &mut out, stride, panel: &mut panel, next });
+        kernels.mul(Mul { rows, columns: &columns, out: &mut out, stride, panel: &mut panel, next, next_columns: &[] });
         out.chunks(stride).flat_map(|c| c[..self.rows.len()].to_vec()).collect()
     }
 
@@ -335,6 +335,21 @@ fn no_kernel_reads_past_the_last_block() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_weighted_sum_has_the_same_bits_in_every_tier() {
+    let mut rng = Rng::new("weighted sum");
+    for len in (0..70).chain([256]) {
+        let (sum, x, weight) = (rng.values(len), rng.values(len), rng.values(1)[0]);
+        let want: Vec<u32> = sum.iter().zip(&x).map(|(s, x)| (s + weight * x).to_bits()).collect();
+        for kernels in all_kernels() {
+            let mut got = sum.clone();
+            kernels.accumulate(&mut got, weight, &x);
+            let tier = kernels.isa().tier().name();
+            assert_eq!(got.iter().map(|v| v.to_bits()).collect::<Vec<_>>(), want, "{tier}, {len} values");
         }
     }
 }

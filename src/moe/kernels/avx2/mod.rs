@@ -67,6 +67,7 @@ pub(super) static KERNELS: Table = Table {
     ],
     quantise,
     activate,
+    accumulate,
 };
 
 #[target_feature(enable = "avx2")]
@@ -77,4 +78,9 @@ fn quantise(x: &[f32], out: &mut ActRowMut<'_>) {
 #[target_feature(enable = "avx2")]
 fn activate(activation: Activation, gate: &mut [f32], up: &[f32]) {
     activation::apply(activation, gate, up);
+}
+
+#[target_feature(enable = "avx2")]
+fn accumulate(sum: &mut [f32], weight: f32, x: &[f32]) {
+    activation::accumulate(sum, weight, x);
 }

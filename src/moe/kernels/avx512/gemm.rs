@@ -6,19 +6,25 @@
 //! Weights are in lanes, one row each, and activations are broadcast from memory, which costs a load and no shuffle. Two panels times six
 //! columns are 12 chains of `vpdpbusd`, enough for two ports and a latency of five, and with their 12 f32 sums they stay in registers. A sum
 //! of products with offset codes starts at `-offset * sum of activations`, which the activations carry: the offset costs nothing. Per 32
-//! weights and register there are 8 `vpdpbusd`, a conversion and one FMA (two with mins, or with activation scales per 32): 73 to 80 % of
-//! the time is `vpdpbusd`. For every 256 weights the panels are decoded once, to the first-level cache, and all columns pass by.
+//! weights and register there are 8 `vpdpbusd`, a conversion and one FMA (one product more with activation scales per 32); mins take four
+//! `vpdpwssd` per 256 weights. 80 to 88 % of the time can be `vpdpbusd`; 77 to 79 are reached with all in the first cache.
+//!
+//! For every 256 weights the panels of 64 rows are decoded once, to the first-level cache, and all columns pass by, from the second-level
+//! cache. What is needed next is fetched to it meanwhile, weights and activations, a few lines with each group of columns.
 
 use std::arch::x86_64::*;
 
-use super::super::Mul;
+use super::super::{MOST_COLUMNS, Mul};
 use super::mem::*;
 use super::panels::ToPanel;
-use crate::moe::acts::{Act32, Act256, ActBlock, ActFloat};
+use crate::moe::acts::{Act32, Act256, ActBlock, ActFloat, ActRow};
 use crate::moe::blocks::Block;
 
 /// Rows of two panels.
 const ROWS: usize = 32;
+
+/// Rows that are decoded before the columns pass by. Activations come from the second-level cache once for all of them.
+const TILE: usize = 64;
 
 /// Most columns in registers.
 const WIDEST: usize = 6;
@@ -39,7 +45,7 @@ trait Product: Block {
     ///
     /// # Safety
     /// As for `decode`.
-    unsafe fn multiply<const N: usize>(panels: &[Panel; 2], columns: [&[Self::Act]; N], part: usize, count: usize, out: Out<'_>);
+    unsafe fn multiply<const N: usize>(panels: &Pair, columns: [&[Self::Act]; N], part: usize, count: usize, out: Out<'_>);
 }
 
 /// Where products go: column n at `values[n * stride..][..32]`.
@@ -99,7 +105,7 @@ impl Out<'_> {
 /// Adds the products of steps `first..first + steps` to `sums`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn dot<const N: usize>(panels: &[Panel; 2], q: [&[i8; 256]; N], first: usize, steps: usize, sums: &mut [[__m512i; 2]; N]) {
+fn dot<const N: usize>(panels: &Pair, q: [&[i8; 256]; N], first: usize, steps: usize, sums: &mut [[__m512i; 2]; N]) {
     let (w0, w1) = (&panels[0].w[first..first + steps], &panels[1].w[first..first + steps]);
     for s in 0..steps {
         let (w0, w1) = (load64(&w0[s]), load64(&w1[s]));
@@ -111,11 +117,12 @@ fn dot<const N: usize>(panels: &[Panel; 2], q: [&[i8; 256]; N], first: usize, st
     }
 }
 
-/// One activation scale per 256.
-#[inline]
+/// One activation scale per 256. Like the two below, a function of its own, so that it has all registers to itself. With mins, their products are integers too: `min_scale * sum(min * sum of activations)`, a pair of 16-bit
+/// numbers per instruction.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn multiply_256<const N: usize, const GROUP: usize, const MIN: bool>(panels: &[Panel; 2], acts: [&Act256; N], mut out: Out<'_>) {
-    let mut total = [[_mm512_setzero_ps(); 2]; N];
+fn multiply_256<const N: usize, const GROUP: usize, const MIN: bool>(panels: &Pair, acts: [&Act256; N], mut out: Out<'_>) {
+    let mut total = if MIN { minus_mins::<N, GROUP>(panels, &acts) } else { [[_mm512_setzero_ps(); 2]; N] };
     for g in 0..256 / GROUP {
         out.fetch_part(g, 256 / GROUP);
         let mut sums = [[_mm512_setzero_si512(); 2]; N];
@@ -128,28 +135,40 @@ fn multiply_256<const N: usize, const GROUP: usize, const MIN: bool>(panels: &[P
             for n in 0..N {
                 total[n][p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[n][p]), scale, total[n][p]);
             }
-            if MIN {
-                let min = floats16(&panels[p].min[g]);
-                for n in 0..N {
-                    total[n][p] = _mm512_fnmadd_ps(min, _mm512_set1_ps(f32::from_bits(acts[n].fold[g])), total[n][p]);
-                }
-            }
         }
     }
-    let mut result = out.load::<N>();
+    let first = out.first;
     for n in 0..N {
         let d = _mm512_set1_ps(acts[n].d);
+        let at = out.at(n);
         for p in 0..2 {
-            result[n][p] = _mm512_fmadd_ps(total[n][p], d, result[n][p]);
+            let before = if first { _mm512_setzero_ps() } else { floats16(&at[p]) };
+            store_floats(&mut at[p], _mm512_fmadd_ps(total[n][p], d, before));
         }
     }
-    out.store(result);
+}
+
+/// `-min_scale * sum(min * sum of activations)`. Not inlined: in one function with the rest, registers do not suffice.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn minus_mins<const N: usize, const GROUP: usize>(panels: &Pair, acts: &[&Act256; N]) -> [[__m512; 2]; N] {
+    let mut sums = [[_mm512_setzero_si512(); 2]; N];
+    for i in 0..128 / GROUP {
+        let mins: [__m512i; 2] = each(|p| dwords16(&panels[p].mins[i]));
+        for n in 0..N {
+            let a = two_sums::<GROUP>(acts[n], i);
+            sums[n][0] = _mm512_dpwssd_epi32(sums[n][0], mins[0], a);
+            sums[n][1] = _mm512_dpwssd_epi32(sums[n][1], mins[1], a);
+        }
+    }
+    let scale: [__m512; 2] = each(|p| _mm512_xor_ps(floats16(&panels[p].min_scale), _mm512_set1_ps(-0.0)));
+    each(|n| each(|p| _mm512_mul_ps(_mm512_cvtepi32_ps(sums[n][p]), scale[p])))
 }
 
 /// An activation scale per 32.
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn multiply_32<const N: usize, const MIN: bool>(panels: &[Panel; 2], acts: [&Act32; N], blocks: usize, mut out: Out<'_>) {
+fn multiply_32<const N: usize, const MIN: bool>(panels: &Pair, acts: [&Act32; N], blocks: usize, mut out: Out<'_>) {
     let mut total = out.load::<N>();
     for g in 0..blocks.min(8) {
         out.fetch_part(g, blocks.min(8));
@@ -176,9 +195,9 @@ fn multiply_32<const N: usize, const MIN: bool>(panels: &[Panel; 2], acts: [&Act
 }
 
 /// No quantisation: 64 weights.
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn multiply_float<const N: usize>(panels: &[Panel; 2], x: [&[f32; 64]; N], count: usize, mut out: Out<'_>) {
+fn multiply_float<const N: usize>(panels: &Pair, x: [&[f32; 64]; N], count: usize, mut out: Out<'_>) {
     let mut total = out.load::<N>();
     // Sixteen products are added up before they meet the total: the rounding error of one long chain would grow with K.
     out.fetch_part(0, 1);
@@ -215,7 +234,7 @@ macro_rules! product {
 
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-            unsafe fn multiply<const $n: usize>($panels: &[Panel; 2], $columns: [&[$act]; $n], $part: usize, $count: usize, $out: Out<'_>) {
+            unsafe fn multiply<const $n: usize>($panels: &Pair, $columns: [&[$act]; $n], $part: usize, $count: usize, $out: Out<'_>) {
                 $multiply
             }
         })*
@@ -247,20 +266,43 @@ fn float_part(column: &[ActFloat], i: usize) -> &[f32; 64] {
     &column[i / 4].x.as_chunks::<64>().0[i % 4]
 }
 
-/// Multiplies one group of columns.
+/// Multiplies one group of columns, from number `first` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn group<B: Product, const N: usize>(
-    m: &mut Mul<'_>,
-    [first_column, first_row]: [usize; 2],
-    [part, count]: [usize; 2],
-    fetch: (*const u8, usize),
-) {
-    let columns: [&[B::Act]; N] = each(|n| m.columns[first_column + n].blocks::<B::Act>());
-    let values = &mut m.out[first_column * m.stride + first_row..];
-    let out = Out { values, stride: m.stride, first: part == 0, fetch: fetch.0, fetch_bytes: fetch.1 };
+fn group<B: Product, const N: usize>(panels: &Pair, columns: &[&[B::Act]], first: usize, [part, count]: [usize; 2], out: Out<'_>) {
+    let columns: [&[B::Act]; N] = *columns[first..].first_chunk().expect("the group has N columns");
     // SAFETY: this function has the instructions.
-    unsafe { B::multiply(panels(m.panel), columns, part, count, out) }
+    unsafe { B::multiply(panels, columns, part, count, out) }
+}
+
+/// Activations on their way to the second-level cache: they come from the third, or from memory, a few lines with each group of columns.
+struct Coming<'a> {
+    columns: &'a [ActRow<'a>],
+    lines: usize,
+    per_step: usize,
+    next: usize,
+}
+
+impl<'a> Coming<'a> {
+    /// More bytes than this would drive out what is in work.
+    const MOST: usize = 256 << 10;
+
+    fn new(columns: &'a [ActRow<'a>], steps: usize) -> Self {
+        let lines = columns.first().map_or(0, |c| c.lines());
+        let all = if columns.len() * lines * 64 <= Self::MOST { columns.len() * lines } else { 0 };
+        Coming { columns, lines, per_step: all.div_ceil(steps), next: 0 }
+    }
+
+    #[inline(always)]
+    fn step(&mut self) {
+        let mut left = self.per_step;
+        while left > 0 && self.next < self.columns.len() * self.lines {
+            let (column, line) = (self.next / self.lines, self.next % self.lines);
+            let count = left.min(self.lines - line);
+            prefetch2(self.columns[column].start().wrapping_add(64 * line), 64 * count);
+            (self.next, left) = (self.next + count, left - count);
+        }
+    }
 }
 
 /// All rows times all columns.
@@ -269,37 +311,51 @@ fn group<B: Product, const N: usize>(
 pub(super) fn many<B: Product>(m: &mut Mul<'_>) {
     let (rows, k, stride) = (m.rows.len(), m.rows.k(), m.rows.stride());
     let (columns, groups) = (m.columns.len(), m.columns.len().div_ceil(WIDEST));
+    let mut acts: [&[B::Act]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
+    for (acts, column) in acts.iter_mut().zip(m.columns) {
+        *acts = column.blocks();
+    }
+    let panels = panels(m.panel);
     let per_panel = B::WEIGHTS / B::TYPE.block_weights();
     let parts = k.div_ceil(B::WEIGHTS);
     let ahead = Ahead::new(m.rows.start(), rows * stride, m.next);
-    for first_row in (0..rows).step_by(ROWS) {
+    let mut coming = Coming::new(m.next_columns, rows.div_ceil(TILE) * parts * groups);
+    for first_row in (0..rows).step_by(TILE) {
         // Lanes without a row repeat the last one; nobody reads their products.
-        let row: [&[B]; ROWS] = each(|r| m.rows.row::<B>((first_row + r).min(rows - 1)));
-        // While these 32 rows are multiplied, the next 32 come to the second-level cache, a part of them with each group of columns.
-        let (mut fetched, tile) = (0, ROWS * stride);
+        let row: [&[B]; TILE] = each(|r| m.rows.row::<B>((first_row + r).min(rows - 1)));
+        let pairs = (rows - first_row).min(TILE).div_ceil(ROWS);
+        // While these rows are multiplied, the next come to the second-level cache, a part of them with each group of columns.
+        let (mut fetched, tile) = (0, TILE * stride);
         for part in 0..parts {
             let count = B::WEIGHTS.min(k - part * B::WEIGHTS);
             let blocks = part * per_panel..part * per_panel + count / B::TYPE.block_weights();
             let parts_of = |first: usize| each(|r| &row[first + r][blocks.clone()]);
-            let both = panels(m.panel);
-            // SAFETY: this function has the instructions.
-            unsafe {
-                B::decode(&parts_of(0), &mut both[0]);
-                B::decode(&parts_of(16), &mut both[1]);
+            for (p, pair) in panels[..pairs].iter_mut().enumerate() {
+                // SAFETY: this function has the instructions.
+                unsafe {
+                    B::decode(&parts_of(ROWS * p), &mut pair[0]);
+                    B::decode(&parts_of(ROWS * p + 16), &mut pair[1]);
+                }
             }
             for g in 0..groups {
+                coming.step();
                 let (first, end) = (columns * g / groups, columns * (g + 1) / groups);
-                let until = (tile * (part * groups + g + 1) / (parts * groups)).next_multiple_of(64);
-                let fetch = (ahead.at((first_row + ROWS) * stride + fetched), until - fetched);
-                fetched = until;
-                let (at, step) = ([first, first_row], [part, count]);
-                match end - first {
-                    1 => group::<B, 1>(m, at, step, fetch),
-                    2 => group::<B, 2>(m, at, step, fetch),
-                    3 => group::<B, 3>(m, at, step, fetch),
-                    4 => group::<B, 4>(m, at, step, fetch),
-                    5 => group::<B, 5>(m, at, step, fetch),
-                    _ => group::<B, 6>(m, at, step, fetch),
+                for p in 0..pairs {
+                    let done = (part * groups + g) * pairs + p + 1;
+                    let until = (tile * done / (parts * groups * pairs)).next_multiple_of(64);
+                    let fetch = (ahead.at((first_row + TILE) * stride + fetched), until - fetched);
+                    fetched = until;
+                    let values = &mut m.out[first * m.stride + first_row + ROWS * p..];
+                    let out = Out { values, stride: m.stride, first: part == 0, fetch: fetch.0, fetch_bytes: fetch.1 };
+                    let (pair, step) = (&panels[p], [part, count]);
+                    match end - first {
+                        1 => group::<B, 1>(pair, &acts, first, step, out),
+                        2 => group::<B, 2>(pair, &acts, first, step, out),
+                        3 => group::<B, 3>(pair, &acts, first, step, out),
+                        4 => group::<B, 4>(pair, &acts, first, step, out),
+                        5 => group::<B, 5>(pair, &acts, first, step, out),
+                        _ => group::<B, 6>(pair, &acts, first, step, out),
+                    }
                 }
             }
         }

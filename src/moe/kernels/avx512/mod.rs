@@ -55,6 +55,7 @@ pub(super) static KERNELS: Table = Table {
     ],
     quantise,
     activate,
+    accumulate,
 };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
@@ -65,4 +66,9 @@ fn quantise(x: &[f32], out: &mut ActRowMut<'_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn activate(activation: Activation, gate: &mut [f32], up: &[f32]) {
     activation::apply(activation, gate, up);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn accumulate(sum: &mut [f32], weight: f32, x: &[f32]) {
+    activation::accumulate(sum, weight, x);
 }
