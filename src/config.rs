@@ -16,6 +16,9 @@ pub const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_P
     Err(_) => c"?",
 };
 
+/// The host's own default of `GGML_OP_OFFLOAD_MIN_BATCH`.
+const OFFLOAD_MIN_BATCH: u32 = 32;
+
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -27,6 +30,13 @@ pub struct Config {
     pub log: Option<Level>,
     /// `BERTH_STRICT`: a fallback is an error. Default: off.
     pub strict: bool,
+    /// `BERTH_FUSE`: experts that lie in a Berth buffer type are computed by Berth. Default: on; off is placement only.
+    pub fuse: bool,
+    /// `BERTH_AUTO`: expert weights that no rule names go to `CPU_MMAP`. Default: off.
+    pub auto: bool,
+    /// `BERTH_OFFLOAD_MIN_BATCH`, or else `GGML_OP_OFFLOAD_MIN_BATCH`: with a GPU, products of at least this many tokens are left to the host,
+    /// which may send them there. Default: 32, as the host's.
+    pub offload_min_batch: u32,
     /// `BERTH_REPORT`: file that always holds the current report. Default: none.
     pub report: Option<PathBuf>,
 }
@@ -34,7 +44,16 @@ pub struct Config {
 /// Settings as they are without any environment.
 impl Default for Config {
     fn default() -> Self {
-        Config { arena_dir: None, arena_dir_is_default: true, log: Some(Level::Info), strict: false, report: None }
+        Config {
+            arena_dir: None,
+            arena_dir_is_default: true,
+            log: Some(Level::Info),
+            strict: false,
+            fuse: true,
+            auto: false,
+            offload_min_batch: OFFLOAD_MIN_BATCH,
+            report: None,
+        }
     }
 }
 
@@ -61,10 +80,22 @@ impl Config {
             arena_dir: named.or_else(|| default_arena_dir(&get)),
             log: get("BERTH_LOG").map_or(Ok(Some(Level::Info)), |v| parse_level(&v))?,
             strict: get("BERTH_STRICT").map_or(Ok(false), |v| parse_switch("BERTH_STRICT", &v))?,
+            fuse: get("BERTH_FUSE").map_or(Ok(true), |v| parse_switch("BERTH_FUSE", &v))?,
+            auto: get("BERTH_AUTO").map_or(Ok(false), |v| parse_switch("BERTH_AUTO", &v))?,
+            offload_min_batch: offload_min_batch(&get)?,
             report: get("BERTH_REPORT").map(|v| absolute("BERTH_REPORT", v)).transpose()?,
         };
         Ok(config)
     }
+}
+
+fn offload_min_batch(get: &impl Fn(&str) -> Option<OsString>) -> Result<u32> {
+    if let Some(own) = get("BERTH_OFFLOAD_MIN_BATCH") {
+        let number = own.to_str().and_then(|v| v.parse().ok());
+        return number.ok_or_else(|| bad("BERTH_OFFLOAD_MIN_BATCH", &own, "a number of tokens"));
+    }
+    // The host reads its own variable with atoi, and so takes anything: what is no number is not Berth's to complain about.
+    Ok(get("GGML_OP_OFFLOAD_MIN_BATCH").and_then(|v| v.to_str()?.trim().parse().ok()).unwrap_or(OFFLOAD_MIN_BATCH))
 }
 
 fn default_arena_dir(get: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
@@ -135,6 +166,10 @@ mod tests {
             ("BERTH_LOG", "verbose"),
             ("BERTH_STRICT", "maybe"),
             ("BERTH_STRICT", "2"),
+            ("BERTH_FUSE", "fast"),
+            ("BERTH_AUTO", "-1"),
+            ("BERTH_OFFLOAD_MIN_BATCH", "-1"),
+            ("BERTH_OFFLOAD_MIN_BATCH", "many"),
             ("BERTH_ARENA_DIR", "arena"),
             ("BERTH_REPORT", "r.json"),
         ] {

@@ -19,7 +19,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("placement", &["gguf"]),
     ("moe", &["error"]),
     ("buffers", &["error", "log", "config", "report", "abi", "memory"]),
-    ("backend", &["error", "log", "config", "report", "abi", "buffers"]),
+    ("backend", &["error", "log", "config", "report", "abi", "buffers", "moe"]),
     ("loader", &["error", "config", "report", "memory", "gguf", "placement", "buffers"]),
     ("capi", &["error", "log", "config", "report", "abi", "memory", "gguf", "placement", "moe", "buffers", "loader", "backend"]),
 ];

@@ -5,6 +5,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
+use super::symbols::SwigluClamp;
 use super::*;
 use crate::error::{Error, Result, Status};
 
@@ -23,6 +24,10 @@ pub struct Ops {
     pub view: c_int,
     /// `GGML_OP_RESHAPE`.
     pub reshape: c_int,
+    /// `GGML_OP_PERMUTE`.
+    pub permute: c_int,
+    /// `GGML_OP_TRANSPOSE`.
+    pub transpose: c_int,
     /// `GGML_OP_CONT`.
     pub cont: c_int,
     /// `GGML_OP_GLU`.
@@ -39,13 +44,25 @@ pub struct Ops {
     pub geglu_erf: c_int,
     /// `GGML_GLU_OP_GEGLU_QUICK`.
     pub geglu_quick: c_int,
+    /// `GGML_GLU_OP_SWIGLU_CLAMP`, since ggml 0.24.
+    pub swiglu_clamp: Option<c_int>,
+    /// `GGML_OP_UNARY`.
+    pub unary: c_int,
+    /// `GGML_UNARY_OP_SILU`.
+    pub silu: c_int,
+    /// `GGML_UNARY_OP_GELU`.
+    pub gelu: c_int,
+    /// `GGML_UNARY_OP_RELU`.
+    pub relu: c_int,
+    /// `GGML_OP_SQR`.
+    pub sqr: c_int,
 }
 
 /// Makes tensors through the host's own functions and compares what is in memory with what the mirror says.
 ///
 /// # Errors
 /// [`Status::HostMismatch`], naming the first field, operation or type that differs.
-pub(super) fn tensor_and_ops(api: &Api) -> Result<Ops> {
+pub(super) fn tensor_and_ops(api: &Api, swiglu_clamp: Option<SwigluClamp>) -> Result<Ops> {
     let mut memory = vec![0u64; 8 * 1024];
     let params = ggml_init_params { mem_size: memory.len() * 8, mem_buffer: memory.as_mut_ptr().cast(), no_alloc: true };
     // SAFETY: the memory outlives the context, which is freed below; 64 KiB hold well over the thirty tensors made here.
@@ -54,7 +71,7 @@ pub(super) fn tensor_and_ops(api: &Api) -> Result<Ops> {
         return Err(differs("ggml_init returned NULL"));
     }
     // SAFETY: the context is valid and nothing but this function uses it.
-    let result = unsafe { probe(api, ctx) };
+    let result = unsafe { probe(api, swiglu_clamp, ctx) };
     // SAFETY: made above, freed once; the tensors in it are not used any more.
     unsafe { (api.ggml_free)(ctx) };
     result
@@ -62,7 +79,7 @@ pub(super) fn tensor_and_ops(api: &Api) -> Result<Ops> {
 
 /// # Safety
 /// `ctx` must be a context of the host with room for thirty tensors and `no_alloc` set.
-unsafe fn probe(api: &Api, ctx: *mut ggml_context) -> Result<Ops> {
+unsafe fn probe(api: &Api, swiglu_clamp: Option<SwigluClamp>, ctx: *mut ggml_context) -> Result<Ops> {
     // SAFETY: shapes are positive and types valid in every version; the returned tensors lie in the context.
     let (a, b, ids, experts, bias) = unsafe {
         (
@@ -125,22 +142,56 @@ unsafe fn probe(api: &Api, ctx: *mut ggml_context) -> Result<Ops> {
             (api.ggml_geglu_erf)(ctx, b),
             (api.ggml_geglu_quick)(ctx, b),
             (api.ggml_swiglu_oai)(ctx, b, b, 1.702, 7.0),
+            (api.ggml_silu)(ctx, b),
+            (api.ggml_gelu)(ctx, b),
+            (api.ggml_relu)(ctx, b),
+            (api.ggml_sqr)(ctx, b),
+            (api.ggml_permute)(ctx, b, 0, 2, 1, 3),
+            (api.ggml_transpose)(ctx, b),
         ]
     };
-    if made.iter().any(|t| t.is_null()) {
+    // SAFETY: likewise.
+    let clamp = swiglu_clamp.map(|f| unsafe { f(ctx, b, b, 7.0) });
+    if made.iter().chain(&clamp).any(|t| t.is_null()) {
         return Err(differs("a constructor of an operation returned NULL"));
     }
     // SAFETY: not NULL, and made by the host.
-    let [add, add_id, mul, mul_mat_id, view, reshape, cont, reglu, geglu, swiglu, geglu_erf, geglu_quick, swiglu_oai] =
-        made.map(|t| unsafe { &*t });
+    let [
+        add,
+        add_id,
+        mul,
+        mul_mat_id,
+        view,
+        reshape,
+        cont,
+        reglu,
+        geglu,
+        swiglu,
+        geglu_erf,
+        geglu_quick,
+        swiglu_oai,
+        silu,
+        gelu,
+        relu,
+        sqr,
+        permute,
+        transpose,
+    ] = made.map(|t| unsafe { &*t });
     expect("src", mul_mat_id.src[..3].to_vec(), vec![experts, b, ids])?;
     expect("ne of MUL_MAT_ID", mul_mat_id.ne, [32, 2, 7, 1])?;
     expect("view_src", view.view_src, b)?;
     expect("view_offs", view.view_offs, 16)?;
     expect("op_params of SWIGLU_OAI", [swiglu_oai.op_params[2], swiglu_oai.op_params[3]], [1.702f32, 7.0].map(|f| f.to_bits() as i32))?;
 
+    // SAFETY: not NULL, and made by the host.
+    let clamp = clamp.map(|t| unsafe { &*t });
+    if let Some(clamp) = clamp {
+        expect("op_params of SWIGLU_CLAMP", clamp.op_params[3], 7.0f32.to_bits() as i32)?;
+    }
+
     let op = |t: &ggml_tensor, want: &str| named(api.ggml_op_name, t.op, want);
     let glu = |t: &ggml_tensor, want: &str| op(t, "GLU").and_then(|_| named(api.ggml_glu_op_name, t.op_params[0], want));
+    let unary = |t: &ggml_tensor, want: &str| op(t, "UNARY").and_then(|_| named(api.ggml_unary_op_name, t.op_params[0], want));
     for (number, name) in GGML_TYPES {
         named(api.ggml_type_name, number, name)?;
     }
@@ -151,6 +202,8 @@ unsafe fn probe(api: &Api, ctx: *mut ggml_context) -> Result<Ops> {
         mul_mat_id: op(mul_mat_id, "MUL_MAT_ID")?,
         view: op(view, "VIEW")?,
         reshape: op(reshape, "RESHAPE")?,
+        permute: op(permute, "PERMUTE")?,
+        transpose: op(transpose, "TRANSPOSE")?,
         cont: op(cont, "CONT")?,
         glu: op(swiglu, "GLU")?,
         reglu: glu(reglu, "REGLU")?,
@@ -159,6 +212,12 @@ unsafe fn probe(api: &Api, ctx: *mut ggml_context) -> Result<Ops> {
         swiglu_oai: glu(swiglu_oai, "SWIGLU_OAI")?,
         geglu_erf: glu(geglu_erf, "GEGLU_ERF")?,
         geglu_quick: glu(geglu_quick, "GEGLU_QUICK")?,
+        swiglu_clamp: clamp.map(|t| glu(t, "SWIGLU_CLAMP")).transpose()?,
+        unary: op(silu, "UNARY")?,
+        silu: unary(silu, "SILU")?,
+        gelu: unary(gelu, "GELU")?,
+        relu: unary(relu, "RELU")?,
+        sqr: op(sqr, "SQR")?,
     })
 }
 

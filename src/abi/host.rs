@@ -136,7 +136,7 @@ impl Host {
         let text = unsafe { CStr::from_ptr((found.api.ggml_version)()) }.to_string_lossy().into_owned();
         let version = Version::parse(&text).ok_or_else(|| mismatch(format!("ggml_version() says {text:?}, which is no version")))?;
         let (layout, unknown) = Layout::choose(version, found.has_2d, found.has_alloc_n)?;
-        let ops = check::tensor_and_ops(&found.api).map_err(|e| mismatch(format!("ggml {version}: {e}")))?;
+        let ops = check::tensor_and_ops(&found.api, found.swiglu_clamp).map_err(|e| mismatch(format!("ggml {version}: {e}")))?;
         let host = Host { version, layout, api: found.api, ops, file: found.file.clone(), buffer_init: found.buffer_init, log: found.log };
         found.keep();
         host.take_log();
@@ -199,6 +199,16 @@ impl Host {
         let init = unsafe { std::mem::transmute::<*mut c_void, Init>(self.buffer_init) };
         // SAFETY: the caller vouches for the arguments.
         unsafe { init(buft, iface, context, size) }
+    }
+
+    /// The entry to the OpenMP team of this ggml's CPU backend, if it has one. Costs a search through all loaded objects.
+    pub fn gomp_parallel(&self) -> Option<GompParallel> {
+        symbols::gomp_parallel(self.id())
+    }
+
+    /// Whether this ggml has a GPU by now. Costs a search through all loaded objects.
+    pub fn has_gpu(&self) -> bool {
+        symbols::has_gpu(self.id())
     }
 
     /// Identifies the ggml: two hosts in one process differ in it.

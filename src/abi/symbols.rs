@@ -48,6 +48,7 @@ api! {
     ggml_nbytes: unsafe extern "C" fn(*const ggml_tensor) -> usize,
     ggml_op_name: unsafe extern "C" fn(c_int) -> *const c_char,
     ggml_glu_op_name: unsafe extern "C" fn(c_int) -> *const c_char,
+    ggml_unary_op_name: unsafe extern "C" fn(c_int) -> *const c_char,
     ggml_type_name: unsafe extern "C" fn(c_int) -> *const c_char,
     ggml_add: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor) -> *mut ggml_tensor,
     ggml_add_id: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor, *mut ggml_tensor) -> *mut ggml_tensor,
@@ -55,6 +56,8 @@ api! {
     ggml_mul_mat_id: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor, *mut ggml_tensor) -> *mut ggml_tensor,
     ggml_view_1d: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, i64, usize) -> *mut ggml_tensor,
     ggml_reshape_2d: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, i64, i64) -> *mut ggml_tensor,
+    ggml_permute: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, c_int, c_int, c_int, c_int) -> *mut ggml_tensor,
+    ggml_transpose: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
     ggml_cont: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
     ggml_reglu: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
     ggml_geglu: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
@@ -62,14 +65,22 @@ api! {
     ggml_geglu_erf: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
     ggml_geglu_quick: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
     ggml_swiglu_oai: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor, f32, f32) -> *mut ggml_tensor,
+    ggml_silu: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_gelu: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_relu: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
+    ggml_sqr: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
     ggml_graph_n_nodes: unsafe extern "C" fn(*mut ggml_cgraph) -> c_int,
     ggml_graph_node: unsafe extern "C" fn(*mut ggml_cgraph, c_int) -> *mut ggml_tensor,
+    ggml_can_fuse_subgraph_ext: unsafe extern "C" fn(*const ggml_cgraph, *const c_int, c_int, *const c_int, *const c_int, c_int) -> bool,
     ggml_backend_buffer_is_host: unsafe extern "C" fn(*mut ggml_backend_buffer) -> bool,
     ggml_backend_buft_is_host: unsafe extern "C" fn(*mut ggml_backend_buffer_type) -> bool,
     ggml_backend_buffer_get_type: unsafe extern "C" fn(*mut ggml_backend_buffer) -> *mut ggml_backend_buffer_type,
     ggml_backend_buffer_get_size: unsafe extern "C" fn(*mut ggml_backend_buffer) -> usize,
     ggml_backend_buffer_get_usage: unsafe extern "C" fn(*mut ggml_backend_buffer) -> c_int,
 }
+
+/// `ggml_swiglu_clamp(ctx, gate, up, limit)`.
+pub(super) type SwigluClamp = unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor, f32) -> *mut ggml_tensor;
 
 /// What was found: the functions, and what only some versions or layouts have.
 pub(super) struct Found {
@@ -81,6 +92,8 @@ pub(super) struct Found {
     pub(super) has_2d: bool,
     /// Whether buffers can be allocated for a list of tensors, which came with the third layout, that of the buffer type's table.
     pub(super) has_alloc_n: bool,
+    /// `ggml_swiglu_clamp`, since ggml 0.24.
+    pub(super) swiglu_clamp: Option<SwigluClamp>,
     /// `ggml_log_internal(level, format, ...)`, where exported.
     pub(super) log: Option<unsafe extern "C" fn(c_int, *const c_char, ...)>,
     /// File that defines them.
@@ -108,10 +121,14 @@ pub(super) fn find() -> Result<Found> {
         // SAFETY: the symbol has this C signature wherever it is exported.
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int, *const c_char, ...)>(address) }
     });
+    let swiglu_clamp = object.symbol(c"ggml_swiglu_clamp").map(|address| {
+        // SAFETY: the symbol has this C signature wherever it is exported.
+        unsafe { std::mem::transmute::<*mut c_void, SwigluClamp>(address) }
+    });
     if object.symbol(c"ggml_version").is_none() {
         return Err(mismatch(format!("found a ggml older than 0.9.0 (it has no ggml_version) in {}", object.name())));
     }
-    Ok(Found { api: Api::find(&object)?, buffer_init, has_2d, has_alloc_n, log, file: object.file.clone(), object })
+    Ok(Found { api: Api::find(&object)?, buffer_init, has_2d, has_alloc_n, swiglu_clamp, log, file: object.file.clone(), object })
 }
 
 /// A library that this process opened by itself, to look at it.
@@ -142,6 +159,45 @@ impl Library {
     }
 }
 
+/// `GOMP_parallel(function, data, threads, flags)`: the entry of GNU's OpenMP into a parallel region, which LLVM's has too.
+pub type GompParallel = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void, std::ffi::c_uint, std::ffi::c_uint);
+
+/// A function of a library of this ggml other than its base: that of the first loaded object from which both can be seen. `ggml` is the
+/// address of the base's landmark, which tells two ggml in one process apart.
+fn of_ggml(ggml: *const c_void, landmark: &CStr, name: &CStr) -> Option<*mut c_void> {
+    let objects = loaded_objects().into_iter().filter_map(|file| Object::open(&file)).chain(Object::open_global());
+    objects
+        .filter(|o| o.symbol(LANDMARK).is_some_and(|base| std::ptr::eq(base, ggml)) && o.symbol(landmark).is_some())
+        .find_map(|o| o.symbol(name))
+}
+
+/// The entry to the OpenMP team that this ggml's CPU backend computes on. `None` if it has none.
+pub(super) fn gomp_parallel(ggml: *const c_void) -> Option<GompParallel> {
+    let address = of_ggml(ggml, c"ggml_backend_cpu_init", c"GOMP_parallel")?;
+    // SAFETY: the symbol has this C signature in every OpenMP library that exports it.
+    Some(unsafe { std::mem::transmute::<*mut c_void, GompParallel>(address) })
+}
+
+/// Whether this ggml has a device that is a GPU.
+pub(super) fn has_gpu(ggml: *const c_void) -> bool {
+    type Count = unsafe extern "C" fn() -> usize;
+    type Get = unsafe extern "C" fn(usize) -> *mut ggml_backend_device;
+    type TypeOf = unsafe extern "C" fn(*mut ggml_backend_device) -> c_int;
+    let function = |name| of_ggml(ggml, c"ggml_backend_dev_count", name);
+    let (Some(count), Some(get), Some(type_of)) =
+        (function(c"ggml_backend_dev_count"), function(c"ggml_backend_dev_get"), function(c"ggml_backend_dev_type"))
+    else {
+        return false;
+    };
+    // SAFETY: these symbols have these C signatures in every ggml since 0.9.0, and numbers below the count are devices.
+    unsafe {
+        let count = std::mem::transmute::<*mut c_void, Count>(count)();
+        let get = std::mem::transmute::<*mut c_void, Get>(get);
+        let type_of = std::mem::transmute::<*mut c_void, TypeOf>(type_of);
+        (0..count).any(|i| [GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU].contains(&type_of(get(i))))
+    }
+}
+
 /// Keeps this library mapped until the process ends: buffers that are alive after an unload point into it.
 pub fn stay_loaded() {
     let Some(own) = object_at(stay_loaded as *const c_void) else { return };
@@ -161,18 +217,28 @@ struct Object {
 }
 
 impl Object {
-    /// Opens an object that is loaded already and narrows it to the one that defines the landmark.
-    fn loaded(file: &CStr) -> Option<Object> {
+    /// Opens an object that is loaded already.
+    fn open(file: &CStr) -> Option<Object> {
         // SAFETY: `file` is NUL-terminated; RTLD_NOLOAD loads nothing and runs no constructor.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        if handle.is_null() { None } else { Object::defining(Object { handle, file: PathBuf::from(OsStr::from_bytes(file.to_bytes())) }) }
+        if handle.is_null() { None } else { Some(Object { handle, file: PathBuf::from(OsStr::from_bytes(file.to_bytes())) }) }
     }
 
     /// The main program and everything in the global scope.
-    fn global() -> Option<Object> {
+    fn open_global() -> Option<Object> {
         // SAFETY: NULL names the main program.
         let handle = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_LAZY) };
-        if handle.is_null() { None } else { Object::defining(Object { handle, file: PathBuf::new() }) }
+        if handle.is_null() { None } else { Some(Object { handle, file: PathBuf::new() }) }
+    }
+
+    /// Opens an object that is loaded already and narrows it to the one that defines the landmark.
+    fn loaded(file: &CStr) -> Option<Object> {
+        Object::defining(Object::open(file)?)
+    }
+
+    /// The global scope, narrowed likewise.
+    fn global() -> Option<Object> {
+        Object::defining(Object::open_global()?)
     }
 
     /// From a scope in which the landmark is visible to the object that defines it, so that all functions come from one ggml.
@@ -237,8 +303,8 @@ fn object_of_caller() -> Option<Object> {
     Object::loaded(&name)
 }
 
-/// The one loaded object that defines the landmark.
-fn only_loaded_object() -> Result<Object> {
+/// The names of all loaded objects but the main program.
+fn loaded_objects() -> Vec<CString> {
     unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _: usize, names: *mut c_void) -> c_int {
         super::guard("dl_iterate_phdr callback", 1, || {
             // SAFETY: the loader passes a valid entry, and `names` is the vector given to dl_iterate_phdr below.
@@ -253,8 +319,14 @@ fn only_loaded_object() -> Result<Object> {
     let mut names: Vec<CString> = Vec::new();
     // SAFETY: `collect` matches the signature and only uses the vector, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut names).cast()) };
+    names.retain(|name| !name.is_empty());
+    names
+}
+
+/// The one loaded object that defines the landmark.
+fn only_loaded_object() -> Result<Object> {
     let mut found: BTreeMap<PathBuf, Object> =
-        names.iter().filter(|n| !n.is_empty()).filter_map(|n| Object::loaded(n)).map(|o| (o.file.clone(), o)).collect();
+        loaded_objects().iter().filter_map(|n| Object::loaded(n)).map(|o| (o.file.clone(), o)).collect();
     match found.len() {
         0 => Err(mismatch("no ggml in this process: no loaded object exports ggml_backend_buffer_init (is llama.cpp linked statically?)")),
         1 => found.pop_first().map(|(_, object)| object).ok_or_else(|| mismatch("no ggml in this process")),

@@ -16,6 +16,8 @@ pub const GGML_BACKEND_API_VERSION_V3: c_int = 3;
 
 /// `GGML_STATUS_SUCCESS`.
 pub const GGML_STATUS_SUCCESS: c_int = 0;
+/// `GGML_STATUS_ABORTED`.
+pub const GGML_STATUS_ABORTED: c_int = 1;
 /// `GGML_STATUS_FAILED`.
 pub const GGML_STATUS_FAILED: c_int = -1;
 
@@ -26,6 +28,10 @@ pub const GGML_BACKEND_BUFFER_USAGE_WEIGHTS: c_int = 1;
 /// `GGML_BACKEND_BUFFER_USAGE_COMPUTE`.
 pub const GGML_BACKEND_BUFFER_USAGE_COMPUTE: c_int = 2;
 
+/// `GGML_BACKEND_DEVICE_TYPE_GPU`.
+pub const GGML_BACKEND_DEVICE_TYPE_GPU: c_int = 1;
+/// `GGML_BACKEND_DEVICE_TYPE_IGPU`.
+pub const GGML_BACKEND_DEVICE_TYPE_IGPU: c_int = 2;
 /// `GGML_BACKEND_DEVICE_TYPE_ACCEL` (with API version 1, which the host refuses, it was 2).
 pub const GGML_BACKEND_DEVICE_TYPE_ACCEL: c_int = 3;
 

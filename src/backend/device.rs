@@ -1,13 +1,16 @@
 //! The devices. All are of type ACCEL, so that the host offers their buffer types in `-ot` and makes a backend of each for every context.
+//! The first also computes.
 //!
 //! `get_host_buffer_type` is NULL on purpose: the loader downgrades exactly what is returned there when it maps the model, and keeps what is
 //! the device's own default type.
 
 use std::ffi::{c_char, c_int, c_void};
 
+use super::claim::Claims;
+use super::node::Node;
 use super::{Instance, Kind, stream};
 use crate::abi::*;
-use crate::{buffers, log};
+use crate::{buffers, config, log};
 
 /// A device before it is linked.
 pub(super) fn device(_: Kind) -> ggml_backend_device {
@@ -104,7 +107,11 @@ unsafe extern "C" fn init_backend(device: *mut ggml_backend_device, _params: *co
             // A context is made when a model has been loaded: by now the report is complete.
             crate::report::loaded();
         }
-        stream::new(instance, device)
+        instance.look_around();
+        stream::new(instance, device).unwrap_or_else(|error| {
+            log::error!("{error}");
+            std::ptr::null_mut()
+        })
     })
 }
 
@@ -141,10 +148,14 @@ unsafe extern "C" fn buffer_from_host_ptr(
     })
 }
 
-unsafe extern "C" fn supports_op(_: *mut ggml_backend_device, _: *const ggml_tensor) -> bool {
-    // Nothing is computed here yet, and nothing may be placed with us that no rule names: an ACCEL buffer type is offered every weight
-    // whose op its device supports.
-    guard("supports_op", false, || false)
+unsafe extern "C" fn supports_op(device: *mut ggml_backend_device, op: *const ggml_tensor) -> bool {
+    guard("supports_op", false, || {
+        // SAFETY: the host passes a device of ours and a live tensor.
+        let ((instance, kind), node) = unsafe { (lookup(device), Node::new(op)) };
+        let (Some(node), Ok(config)) = (node, config::get()) else { return false };
+        // One device computes; the other two are there for the names of their buffer types.
+        kind == Kind::CpuMmap && Claims::new(instance, config).supports(node)
+    })
 }
 
 unsafe extern "C" fn supports_buft(device: *mut ggml_backend_device, buft: *mut ggml_backend_buffer_type) -> bool {

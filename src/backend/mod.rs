@@ -1,18 +1,27 @@
 //! Berth as a ggml backend: one registry with three devices per host.
 //!
-//! Owns: finding the host once, the structs the host gets pointers to, and that they never move or go away. Must not know: memory.
+//! Owns: finding the host once, the structs the host gets pointers to, and that they never move or go away; and the way of a graph: `claim`
+//! says which operations are ours, `fuse` finds the experts of a layer among them, `run` computes, on the threads of a `team`. Must not know:
+//! memory, how experts are multiplied.
 
+mod claim;
 mod device;
+mod elementwise;
+mod fuse;
+mod node;
 mod registry;
+mod run;
 mod stream;
+mod team;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock};
 
-use crate::abi::{Host, ggml_backend_buffer, ggml_backend_buffer_type, ggml_backend_device, ggml_backend_reg, stay_loaded};
+use crate::abi::{GompParallel, Host, ggml_backend_buffer, ggml_backend_buffer_type, ggml_backend_device, ggml_backend_reg, stay_loaded};
 use crate::buffers::{self, Arena, BufferType, CpuMmap, CudaHost};
 use crate::error::Result;
 use crate::report::{self, HostInfo};
-use crate::{config, log};
+use crate::{config, log, moe};
 
 /// Buffer types, in the order of their devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +43,13 @@ pub struct Instance {
     reg: ggml_backend_reg,
     devices: [ggml_backend_device; KINDS.len()],
     types: [*mut ggml_backend_buffer_type; KINDS.len()],
+    /// Whether the host had a GPU when a context was last made.
+    gpu: AtomicBool,
+    /// The entry to the host's OpenMP team, as it was then.
+    gomp: RwLock<Option<GompParallel>>,
 }
 
-// SAFETY: the pointers in it lead to itself and to constant data; nothing changes after `link`.
+// SAFETY: the pointers in it lead to itself and to constant data; what changes after `link` is behind atomics and a lock.
 unsafe impl Send for Instance {}
 // SAFETY: likewise.
 unsafe impl Sync for Instance {}
@@ -49,6 +62,7 @@ static INSTANCES: Mutex<Vec<&'static Instance>> = Mutex::new(Vec::new());
 /// [`crate::error::Status::Config`] or [`crate::error::Status::HostMismatch`]: then this process goes on without Berth.
 pub fn instance() -> Result<&'static Instance> {
     config::get()?;
+    moe::isa::detect()?;
     let mut instances = INSTANCES.lock().unwrap_or_else(PoisonError::into_inner);
     let known = |id| instances.iter().copied().find(|i| i.host.id() == id);
     let instance = Host::find(known, Instance::link)?;
@@ -87,6 +101,8 @@ impl Instance {
             reg: registry::reg(host.layout),
             devices: KINDS.map(device::device),
             types: [std::ptr::null_mut(); KINDS.len()],
+            gpu: AtomicBool::new(false),
+            gomp: RwLock::new(None),
             host,
         }));
         // SAFETY: the box was just made and is never freed; nobody else knows it yet.
@@ -131,6 +147,20 @@ impl Instance {
         let name = kind.buffer_type_name().to_str().unwrap_or("?");
         // SAFETY: the caller vouches for the memory; type and host are this instance's and live for ever.
         unsafe { buffers::over_region(self.buffer_type(kind), &self.host, name, base, size, writable) }
+    }
+
+    /// Looks at what the host has loaded by now: a GPU, a team of threads.
+    fn look_around(&self) {
+        self.gpu.store(self.host.has_gpu(), Ordering::Relaxed);
+        *self.gomp.write().unwrap_or_else(PoisonError::into_inner) = self.host.gomp_parallel();
+    }
+
+    fn has_gpu(&self) -> bool {
+        self.gpu.load(Ordering::Relaxed)
+    }
+
+    fn gomp(&self) -> Option<GompParallel> {
+        *self.gomp.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Which of this instance's devices a pointer means.

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use super::{Instance, KINDS};
+use super::{Instance, KINDS, stream};
 use crate::abi::*;
 use crate::config::VERSION;
 
@@ -36,14 +36,20 @@ unsafe extern "C" fn get_device(reg: *mut ggml_backend_reg, index: usize) -> *mu
     })
 }
 
-unsafe extern "C" fn get_proc_address(_: *mut ggml_backend_reg, name: *const c_char) -> *mut c_void {
+unsafe extern "C" fn get_proc_address(reg: *mut ggml_backend_reg, name: *const c_char) -> *mut c_void {
     guard("get_proc_address", std::ptr::null_mut(), || {
         if name.is_null() {
             return std::ptr::null_mut();
         }
-        // SAFETY: the host passes a NUL-terminated name.
-        match unsafe { CStr::from_ptr(name) }.to_bytes() {
+        // SAFETY: the host passes our registry, whose context is the instance, and a NUL-terminated name.
+        let (layout, name) = unsafe { ((*(*reg).context.cast::<Instance>()).host.layout, CStr::from_ptr(name)) };
+        let old = layout == Layout::V1;
+        match name.to_bytes() {
             b"ggml_backend_get_features" => get_features as *mut c_void,
+            b"ggml_backend_set_n_threads" if old => stream::set_n_threads::<ggml_backend_i_v1> as *mut c_void,
+            b"ggml_backend_set_n_threads" => stream::set_n_threads::<ggml_backend_i_v2> as *mut c_void,
+            b"ggml_backend_set_abort_callback" if old => stream::set_abort_callback::<ggml_backend_i_v1> as *mut c_void,
+            b"ggml_backend_set_abort_callback" => stream::set_abort_callback::<ggml_backend_i_v2> as *mut c_void,
             _ => std::ptr::null_mut(),
         }
     })

@@ -1,12 +1,22 @@
-//! The backend ("stream") that every device must hand to every context. It computes nothing yet.
+//! The backend ("stream") that every device must hand to every context: where the experts are computed.
 //!
-//! Owns: the host's `ggml_backend` struct, in the layout of the host, from `init_backend` to `free`.
+//! Owns: the host's `ggml_backend` struct, in the layout of the host, from `init_backend` to `free`, and in it what the host may set: the
+//! number of threads, and the function that tells it to stop.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
+use super::fuse::Graph;
+use super::node::Node;
+use super::run::{Abort, Engine};
 use super::{Instance, Kind};
 use crate::abi::*;
-use crate::log;
+use crate::error::Result;
+use crate::{log, moe};
+
+/// `GGML_MAX_N_THREADS`: more, the host itself does not take.
+const MOST_THREADS: usize = 512;
 
 /// Identifies backends of this kind; a random UUID.
 static GUID: [u8; 16] = [0x3e, 0x0b, 0x1c, 0x8f, 0x5a, 0x2d, 0x4e, 0x61, 0x9b, 0x47, 0xd1, 0x70, 0xc2, 0x96, 0x0a, 0xe5];
@@ -47,48 +57,107 @@ const V2: ggml_backend_i_v2 = ggml_backend_i_v2 {
     graph_optimize: None,
 };
 
+/// What a backend's context is.
+struct Stream {
+    instance: &'static Instance,
+    /// 0 until the host sets it.
+    threads: AtomicUsize,
+    engine: Mutex<Engine>,
+}
+
 /// A new backend of a device. The host ends it through `free`.
-pub(super) fn new(instance: &'static Instance, device: *mut ggml_backend_device) -> *mut ggml_backend {
-    fn boxed<I>(iface: I, instance: &'static Instance, device: *mut ggml_backend_device) -> *mut ggml_backend {
-        let context = std::ptr::from_ref(instance).cast_mut().cast();
+///
+/// # Errors
+/// If `BERTH_ISA` is not understood.
+pub(super) fn new(instance: &'static Instance, device: *mut ggml_backend_device) -> Result<*mut ggml_backend> {
+    fn boxed<I>(iface: I, context: *mut c_void, device: *mut ggml_backend_device) -> *mut ggml_backend {
         Box::into_raw(Box::new(ggml_backend_of { guid: &raw const GUID, iface, device, context })).cast()
     }
-    match instance.host.layout {
-        Layout::V1 => boxed(V1, instance, device),
-        Layout::V2 | Layout::V3 => boxed(V2, instance, device),
-    }
+    let engine = Mutex::new(Engine::new(moe::table(moe::isa::detect()?)));
+    let context = into_foreign(Stream { instance, threads: AtomicUsize::new(0), engine });
+    Ok(match instance.host.layout {
+        Layout::V1 => boxed(V1, context, device),
+        Layout::V2 | Layout::V3 => boxed(V2, context, device),
+    })
+}
+
+/// # Safety
+/// `backend` must be one made by [`new`] for a host of layout `I`, and live.
+unsafe fn stream<'a, I>(backend: *mut ggml_backend) -> &'a Stream {
+    // SAFETY: by the caller's promise the struct has this layout and its context is ours.
+    unsafe { borrow::<Stream>((*backend.cast::<ggml_backend_of<I>>()).context) }
 }
 
 unsafe extern "C" fn get_name<I>(backend: *mut ggml_backend) -> *const c_char {
     guard("backend get_name", c"BERTH".as_ptr(), || {
-        // SAFETY: the host passes a backend made by `boxed` with this layout, whose context is the instance and whose device is ours.
-        let (instance, device) = unsafe {
-            let backend = &*backend.cast::<ggml_backend_of<I>>();
-            (&*backend.context.cast::<Instance>(), backend.device)
-        };
-        instance.kind_of(device).map_or(c"BERTH", Kind::device_name).as_ptr()
+        // SAFETY: the host passes a backend made by `new` with this layout, whose device is ours.
+        let (stream, device) = unsafe { (stream::<I>(backend), (*backend.cast::<ggml_backend_of<I>>()).device) };
+        stream.instance.kind_of(device).map_or(c"BERTH", Kind::device_name).as_ptr()
     })
 }
 
 unsafe extern "C" fn free<I>(backend: *mut ggml_backend) {
     guard("backend free", (), || {
-        // SAFETY: made by `boxed` with this layout; the host frees it once.
-        drop(unsafe { Box::from_raw(backend.cast::<ggml_backend_of<I>>()) });
+        // SAFETY: made by `new` with this layout; the host frees it once, and uses it no more.
+        let backend = unsafe { Box::from_raw(backend.cast::<ggml_backend_of<I>>()) };
+        // SAFETY: likewise.
+        drop(unsafe { from_foreign::<Stream>(backend.context) });
     });
 }
 
 unsafe extern "C" fn graph_compute<I>(backend: *mut ggml_backend, graph: *mut ggml_cgraph) -> c_int {
     guard("graph_compute", GGML_STATUS_FAILED, || {
-        // SAFETY: the host passes a backend made by `boxed` with this layout, whose context is the instance, and a live graph.
-        let nodes = unsafe {
-            let instance: &'static Instance = &*(*backend.cast::<ggml_backend_of<I>>()).context.cast::<Instance>();
-            (instance.host.api.ggml_graph_n_nodes)(graph)
+        // SAFETY: the host passes a backend made by `new` with this layout, and a live graph.
+        let (stream, nodes) = unsafe {
+            let stream = stream::<I>(backend);
+            let api = &stream.instance.host.api;
+            let count = (api.ggml_graph_n_nodes)(graph);
+            (stream, (0..count).map(|i| Node::new((api.ggml_graph_node)(graph, i))).collect::<Option<Vec<_>>>())
         };
-        if nodes == 0 {
+        let Some(nodes) = nodes else {
+            log::error!("a graph with a node that is NULL");
+            return GGML_STATUS_FAILED;
+        };
+        if nodes.is_empty() {
             return GGML_STATUS_SUCCESS;
         }
-        // `supports_op` claims nothing, so no scheduler gets here; a caller that insists is told so.
-        log::error!("a graph of {nodes} nodes was sent to a device that computes nothing");
-        GGML_STATUS_FAILED
+        let mut engine = stream.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        let graph = Graph { nodes, raw: graph, host: &stream.instance.host };
+        let result = engine.team.prepare(stream.threads(), stream.instance.gomp()).and_then(|()| {
+            // SAFETY: the host has allocated the tensors of a graph that it wants computed, and leaves them alone meanwhile.
+            unsafe { engine.compute(&graph) }
+        });
+        result.unwrap_or_else(|error| {
+            log::error!("{error}");
+            GGML_STATUS_FAILED
+        })
     })
+}
+
+impl Stream {
+    /// As many as the host said, or else one for every processor.
+    fn threads(&self) -> usize {
+        match self.threads.load(Ordering::Relaxed) {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        }
+    }
+}
+
+/// `ggml_backend_set_n_threads`, which the host looks up by name.
+pub(super) unsafe extern "C" fn set_n_threads<I>(backend: *mut ggml_backend, threads: c_int) {
+    guard("set_n_threads", (), || {
+        // SAFETY: the host passes a backend made by `new` with this layout.
+        let stream = unsafe { stream::<I>(backend) };
+        stream.threads.store(usize::try_from(threads).unwrap_or(0).min(MOST_THREADS), Ordering::Relaxed);
+    });
+}
+
+/// `ggml_backend_set_abort_callback`, which the host looks up by name. NULL is none.
+pub(super) unsafe extern "C" fn set_abort_callback<I>(backend: *mut ggml_backend, abort: Option<Abort>, data: *mut c_void) {
+    guard("set_abort_callback", (), || {
+        // SAFETY: the host passes a backend made by `new` with this layout.
+        let stream = unsafe { stream::<I>(backend) };
+        stream.engine.lock().unwrap_or_else(PoisonError::into_inner).abort = abort.map(|abort| (abort, data));
+    });
 }

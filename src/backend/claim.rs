@@ -1,0 +1,168 @@
+//! Which operations Berth computes: the answer of `supports_op`.
+//!
+//! Owns: [`Claims`]. Claimed is the product of tokens with experts that lie in a Berth buffer type, and then what is fed by such a product
+//! and nothing else: a bias, the activation, the routing weights, the sum over experts. The scheduler offers every norm and residual of the
+//! model too; to take one of them would cut the graph. Must not know: how anything is computed.
+
+use super::Instance;
+use super::node::Node;
+use crate::abi::{Host, Ops};
+use crate::config::Config;
+use crate::moe::Activation;
+
+/// What the answers depend on.
+pub(super) struct Claims<'a> {
+    instance: &'a Instance,
+    config: &'a Config,
+}
+
+impl<'a> Claims<'a> {
+    pub(super) fn new(instance: &'a Instance, config: &'a Config) -> Self {
+        Claims { instance, config }
+    }
+
+    fn host(&self) -> &'a Host {
+        &self.instance.host
+    }
+
+    fn ops(&self) -> &'a Ops {
+        &self.host().ops
+    }
+
+    /// Whether this operation is Berth's.
+    pub(super) fn supports(&self, node: Node<'_>) -> bool {
+        self.config.fuse && self.takes(node)
+    }
+
+    fn takes(&self, node: Node<'_>) -> bool {
+        let (op, ops) = (node.op(), self.ops());
+        if op == ops.mul_mat_id {
+            self.product(node).unwrap_or(false)
+        } else if op == ops.add_id {
+            self.bias(node).unwrap_or(false)
+        } else if op == ops.glu || op == ops.unary || op == ops.sqr {
+            self.activation(node).unwrap_or(false)
+        } else if op == ops.mul {
+            self.weighted(node).unwrap_or(false)
+        } else if op == ops.add {
+            self.sum(node).unwrap_or(false)
+        } else if op == ops.cont {
+            self.only_choice(node).unwrap_or(false)
+        } else {
+            // Nothing is computed for these, and where they are counted decides nothing.
+            is_view(ops, node)
+        }
+    }
+
+    /// `MUL_MAT_ID` of one of our weights with f32 tokens.
+    fn product(&self, node: Node<'_>) -> Option<bool> {
+        let (weights, x, ids) = (node.src(0)?, node.src(1)?, node.src(2)?);
+        weights.expert_weights()?;
+        let used = ids.ne(0);
+        let fits = x.is_rows() && ids.is_ids() && node.is_rows() && [1, used].contains(&x.ne(1)) && used > 0 && x.ne(0) == weights.ne(0);
+        Some(fits && self.weights_are_ours(weights, ids, node.ne(2)))
+    }
+
+    fn weights_are_ours(&self, weights: Node<'_>, ids: Node<'_>, tokens: usize) -> bool {
+        let buffer = weights.buffer();
+        if buffer.is_null() {
+            // Memory comes later, by what we answer now: nothing is anywhere else yet.
+            return true;
+        }
+        // SAFETY: a live buffer of the host.
+        let (ty, size) =
+            unsafe { ((self.host().api.ggml_backend_buffer_get_type)(buffer), (self.host().api.ggml_backend_buffer_get_size)(buffer)) };
+        if !self.instance.types.contains(&ty) {
+            return false;
+        }
+        // The loader asks whether weights may lie with us with a product of its own making: no memory, ids that come from nowhere. A "yes"
+        // would take every expert that no rule names. The same question about a graph, which the loader's fitting asks, has ids of a router.
+        if size == 0 && weights.data().is_null() && ids.viewed().is_none() && ids.src(0).is_none() {
+            return self.config.auto;
+        }
+        // The host sends large products to a GPU only if they are its CPU's.
+        !(tokens >= self.config.offload_min_batch as usize && self.instance.has_gpu())
+    }
+
+    /// A product, with a bias or a factor or without.
+    fn is_product(&self, node: Node<'_>) -> bool {
+        let (op, ops) = (node.op(), self.ops());
+        (op == ops.mul_mat_id || op == ops.add_id || op == ops.mul) && self.takes(node)
+    }
+
+    /// `ADD_ID` on a product.
+    fn bias(&self, node: Node<'_>) -> Option<bool> {
+        let (x, bias, ids) = (node.src(0)?, node.src(1)?, node.src(2)?);
+        let fits = node.is_rows() && x.is_rows() && bias.is_rows() && bias.ne(2) == 1 && ids.is_ids() && bias.ne(0) == x.ne(0);
+        Some(fits && x.op() == self.ops().mul_mat_id && self.takes(x))
+    }
+
+    fn activation(&self, node: Node<'_>) -> Option<bool> {
+        let gate = node.src(0)?;
+        activation(self.ops(), node)?;
+        let base = gate.viewed().unwrap_or(gate);
+        let fits = node.is_packed() && gate.is_rows() && node.src(1).is_none_or(Node::is_rows);
+        if node.op() == self.ops().sqr {
+            return Some(fits && gate.op() == self.ops().unary && self.takes(gate));
+        }
+        let fed = |n: Node<'_>| n.op() != self.ops().mul && self.is_product(n);
+        let up = node.src(1).map(|up| up.viewed().unwrap_or(up));
+        Some(fits && fed(base) && up.is_none_or(fed))
+    }
+
+    /// `MUL` of a product with a factor per token and choice.
+    fn weighted(&self, node: Node<'_>) -> Option<bool> {
+        let (x, factor) = (node.src(0)?, node.src(1)?);
+        let fits = node.is_packed() && x.is_rows() && factor.is_rows() && factor.shape() == [1, x.ne(1), x.ne(2), 1];
+        Some(fits && x.op() != self.ops().mul && self.is_product(x))
+    }
+
+    /// `ADD` of two choices of the same product, or of one to such a sum.
+    fn sum(&self, node: Node<'_>) -> Option<bool> {
+        let (a, b) = (node.src(0)?, node.src(1)?);
+        let fits = node.is_packed() && a.is_rows() && b.is_rows() && a.shape() == node.shape() && b.shape() == node.shape();
+        let choice = |n: Node<'_>| n.op() == self.ops().view && n.viewed().is_some_and(|p| self.is_product(p));
+        Some(fits && choice(b) && (choice(a) || (a.op() == self.ops().add && self.takes(a))))
+    }
+
+    /// `CONT` of the one choice.
+    fn only_choice(&self, node: Node<'_>) -> Option<bool> {
+        let x = node.src(0)?;
+        let product = x.viewed().filter(|_| x.op() == self.ops().view)?;
+        Some(node.is_packed() && x.is_rows() && x.shape() == node.shape() && product.ne(1) == 1 && self.is_product(product))
+    }
+}
+
+/// Whether the node computes nothing: a view, or a tensor that is just there (`GGML_OP_NONE` is 0 in every version).
+pub(super) fn is_view(ops: &Ops, node: Node<'_>) -> bool {
+    let op = node.op();
+    op == ops.view || op == ops.reshape || op == ops.permute || op == ops.transpose || op == 0
+}
+
+/// The activation of a `GLU` or `UNARY` node, or of `SQR`, which is one only after a ReLU.
+pub(super) fn activation(ops: &Ops, node: Node<'_>) -> Option<Activation> {
+    let op = node.op();
+    if op == ops.glu {
+        let kind = node.param(0);
+        let (alpha, limit) = (node.float_param(2), node.float_param(3));
+        return match kind {
+            k if k == ops.swiglu => Some(Activation::SwiGlu),
+            k if k == ops.swiglu_oai => Some(Activation::SwiGluOai { alpha, limit }),
+            k if Some(k) == ops.swiglu_clamp => Some(Activation::SwiGluClamp { limit }),
+            k if k == ops.geglu => Some(Activation::GeGlu),
+            k if k == ops.geglu_erf => Some(Activation::GeGluErf),
+            k if k == ops.geglu_quick => Some(Activation::GeGluQuick),
+            k if k == ops.reglu => Some(Activation::ReGlu),
+            _ => None,
+        };
+    }
+    if op == ops.unary {
+        return match node.param(0) {
+            k if k == ops.silu => Some(Activation::Silu),
+            k if k == ops.gelu => Some(Activation::Gelu),
+            k if k == ops.relu => Some(Activation::Relu),
+            _ => None,
+        };
+    }
+    (op == ops.sqr && node.src(0).is_some_and(|x| x.op() == ops.unary && x.param(0) == ops.relu)).then_some(Activation::ReluSqr)
+}

@@ -1,0 +1,158 @@
+//! The operations around a product, each alone: for graphs in which a block is not recognised.
+//!
+//! Owns: loops over rows of f32, cut among the threads by rows. Each value is read before the value at the same place is written, so that the
+//! result may lie exactly where an operand lies, as the host's allocator likes it.
+
+use super::node::Node;
+use super::team::Team;
+use crate::error::{Error, Result};
+use crate::moe::{Activation, Kernels, ParallelFor};
+
+/// Rows of a tensor, by number.
+#[derive(Clone, Copy)]
+struct View {
+    base: *mut f32,
+    width: usize,
+    rows: [usize; 2],
+    strides: [usize; 2],
+}
+
+// SAFETY: an address and sizes; whoever uses it keeps threads to rows of their own.
+unsafe impl Send for View {}
+// SAFETY: likewise.
+unsafe impl Sync for View {}
+
+impl View {
+    fn new(node: Node<'_>) -> Result<View> {
+        if !node.is_rows() || node.data().is_null() {
+            return Err(Error::invalid("an operand is not rows of f32 in memory"));
+        }
+        Ok(View { base: node.data().cast(), width: node.ne(0), rows: [node.ne(1), node.ne(2)], strides: [node.nb(1), node.nb(2)] })
+    }
+
+    fn count(self) -> usize {
+        self.rows[0] * self.rows[1]
+    }
+
+    /// Address of a row. `i` must be below `count`.
+    fn row(self, i: usize) -> *mut f32 {
+        self.base.wrapping_byte_add(i % self.rows[0] * self.strides[0] + i / self.rows[0] * self.strides[1])
+    }
+}
+
+/// Calls `f` for every row number, each on one thread.
+fn each_row(team: &Team, count: usize, f: impl Fn(usize) + Sync) {
+    let threads = team.threads();
+    team.run(&|i| (count * i / threads..count * (i + 1) / threads).for_each(&f));
+}
+
+fn differ() -> Error {
+    Error::invalid("operands and result differ in shape")
+}
+
+/// `out = f(a, b)`; `b` has the shape of `a`, or one value for each of its rows.
+///
+/// # Safety
+/// The tensors have memory as their shapes and strides say; `out` overlaps an operand only if it lies exactly there.
+pub(super) unsafe fn binary(team: &Team, out: Node<'_>, a: Node<'_>, b: Node<'_>, f: fn(f32, f32) -> f32) -> Result<()> {
+    let (out, a, b) = (View::new(out)?, View::new(a)?, View::new(b)?);
+    if [a.rows, b.rows] != [out.rows; 2] || a.width != out.width || ![1, a.width].contains(&b.width) {
+        return Err(differ());
+    }
+    each_row(team, out.count(), |r| {
+        let (o, a, b, step) = (out.row(r), a.row(r), b.row(r), usize::from(b.width != 1));
+        for i in 0..out.width {
+            // SAFETY: inside the rows of the three views, which have the same shape (`b` may have one value, read at step 0).
+            unsafe { o.add(i).write(f(a.add(i).read(), b.add(i * step).read())) };
+        }
+    });
+    Ok(())
+}
+
+/// `out = x`.
+///
+/// # Safety
+/// As for [`binary`].
+pub(super) unsafe fn copy(team: &Team, out: Node<'_>, x: Node<'_>) -> Result<()> {
+    // SAFETY: the caller vouches for the tensors.
+    unsafe { binary(team, out, x, x, |a, _| a) }
+}
+
+/// `out[:, j, t] = x[:, j, t] + bias[:, ids[j, t]]`.
+///
+/// # Safety
+/// As for [`binary`].
+pub(super) unsafe fn add_id(team: &Team, out: Node<'_>, x: Node<'_>, bias: Node<'_>, ids: Node<'_>) -> Result<()> {
+    let (out, x, bias) = (View::new(out)?, View::new(x)?, View::new(bias)?);
+    let (experts, ids_base, ids_strides) = (bias.rows[0], ids.data().cast::<i32>(), [ids.nb(0), ids.nb(1)]);
+    if x.rows != out.rows || [x.width, bias.width] != [out.width; 2] || [ids.ne(0), ids.ne(1)] != out.rows || ids_base.is_null() {
+        return Err(differ());
+    }
+    let id = |r: usize| {
+        let at = ids_base.wrapping_byte_add(r % out.rows[0] * ids_strides[0] + r / out.rows[0] * ids_strides[1]);
+        // SAFETY: inside the table, whose shape is that of the rows.
+        usize::try_from(unsafe { at.read() }).ok().filter(|id| *id < experts)
+    };
+    // All are looked at before anything is written.
+    let ids: Option<Vec<usize>> = (0..out.count()).map(id).collect();
+    let ids = ids.ok_or_else(|| Error::invalid(format!("an id is not one of {experts} experts")))?;
+    each_row(team, out.count(), |r| {
+        let (o, x, b) = (out.row(r), x.row(r), bias.row(ids[r]));
+        for i in 0..out.width {
+            // SAFETY: inside the rows of the three views; the id is that of a row of the bias.
+            unsafe { o.add(i).write(x.add(i).read() + b.add(i).read()) };
+        }
+    });
+    Ok(())
+}
+
+/// `out = activation(gate, up)`. Without `up`, a gated activation takes it from the second half of each row of `gate` (the first if the node
+/// says "swapped").
+///
+/// # Safety
+/// As for [`binary`].
+pub(super) unsafe fn activate(
+    team: &Team,
+    kernels: Kernels,
+    activation: Activation,
+    node: Node<'_>,
+    gate: Node<'_>,
+    up: Option<Node<'_>>,
+) -> Result<()> {
+    let (out, mut gate, up) = (View::new(node)?, View::new(gate)?, up.map(View::new).transpose()?);
+    let up = match up {
+        Some(up) => Some(up),
+        None if activation.gated() => {
+            let half = gate.width / 2;
+            let mut second = View { base: gate.base.wrapping_add(half), width: half, ..gate };
+            gate.width = half;
+            if node.param(1) != 0 {
+                std::mem::swap(&mut gate, &mut second);
+            }
+            Some(second)
+        }
+        None => None,
+    };
+    // The square has been fed by a ReLU node of its own; squaring what is not negative again is the same.
+    if gate.rows != out.rows || gate.width != out.width || up.is_some_and(|u| u.rows != out.rows || u.width != out.width) {
+        return Err(differ());
+    }
+    each_row(team, out.count(), |r| {
+        const PART: usize = 256;
+        let (mut a, mut b) = ([0f32; PART], [0f32; PART]);
+        let (o, gate, up) = (out.row(r), gate.row(r), up.map(|u| u.row(r)));
+        for first in (0..out.width).step_by(PART) {
+            let n = PART.min(out.width - first);
+            // SAFETY: inside the rows of views of the same shape; the parts are copied in before they are written over.
+            unsafe {
+                gate.add(first).copy_to_nonoverlapping(a.as_mut_ptr(), n);
+                if let Some(up) = up {
+                    up.add(first).copy_to_nonoverlapping(b.as_mut_ptr(), n);
+                }
+                kernels.activate(activation, &mut a[..n], if up.is_some() { &b[..n] } else { &[] });
+                o.add(first).copy_from_nonoverlapping(a.as_ptr(), n);
+            }
+        }
+    });
+    Ok(())
+}

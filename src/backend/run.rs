@@ -1,0 +1,204 @@
+//! Computes a graph: blocks as one operation each, what is left node by node.
+//!
+//! Owns: [`Engine`], with the threads and the workspace of one backend. Every product goes to `moe`; the few operations around it that may
+//! have to run alone are in `elementwise`.
+
+use std::ffi::{c_int, c_void};
+
+use super::claim::activation;
+use super::elementwise;
+use super::fuse::{Block, Graph, Product};
+use super::node::Node;
+use super::team::Team;
+use crate::abi::*;
+use crate::error::{Error, Result};
+use crate::moe::{
+    Experts, Inputs, Kernels, Matrix, ParallelFor, PerExpert, Projection, Rows, RowsMut, Table, forward, mul_mat_id,
+    mul_mat_id_workspace_size, workspace_size,
+};
+
+/// Asks the host whether to stop: `true` is yes.
+pub(super) type Abort = unsafe extern "C" fn(*mut c_void) -> bool;
+
+/// What one backend computes with.
+pub(super) struct Engine {
+    pub(super) kernels: Kernels,
+    pub(super) team: Team,
+    pub(super) abort: Option<(Abort, *mut c_void)>,
+    workspace: Vec<Line>,
+}
+
+// SAFETY: the pointer is only handed back to the function it came with, which the host calls from any thread too.
+unsafe impl Send for Engine {}
+
+/// 64 bytes, at a multiple of 64.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; 64]);
+
+impl Engine {
+    pub(super) fn new(kernels: Kernels) -> Engine {
+        Engine { kernels, team: Team::new(), abort: None, workspace: Vec::new() }
+    }
+
+    /// Computes all nodes.
+    ///
+    /// # Errors
+    /// The first operation that cannot be computed, by name.
+    ///
+    /// # Safety
+    /// All tensors of the graph have memory, as their shapes and strides say, and nobody else uses what is written.
+    pub(super) unsafe fn compute(&mut self, graph: &Graph<'_>) -> Result<c_int> {
+        let mut i = 0;
+        while let Some(node) = graph.nodes.get(i).copied() {
+            if graph.is_view(node) || node.shape().contains(&0) {
+                i += 1;
+                continue;
+            }
+            // SAFETY: the host's function and the value it came with.
+            if self.abort.is_some_and(|(abort, data)| unsafe { abort(data) }) {
+                return Ok(GGML_STATUS_ABORTED);
+            }
+            let block = if node.op() == graph.host.ops.mul_mat_id { graph.block_at(i) } else { None };
+            if let Some(block) = block {
+                // SAFETY: the caller vouches for the tensors.
+                unsafe { self.block(&block) }.map_err(|e| named(block.out, &e))?;
+                i = block.nodes[1] + 1;
+            } else {
+                // SAFETY: likewise.
+                unsafe { self.single(graph.host, node) }.map_err(|e| named(node, &e))?;
+                i += 1;
+            }
+        }
+        Ok(GGML_STATUS_SUCCESS)
+    }
+
+    /// At least this many bytes.
+    fn workspace(workspace: &mut Vec<Line>, size: usize) -> Result<&mut [u8]> {
+        let lines = size.div_ceil(64);
+        if let Some(more) = lines.checked_sub(workspace.len()) {
+            workspace.try_reserve(more).map_err(|_| Error::invalid(format!("no memory for a workspace of {size} bytes")))?;
+            workspace.resize(lines, Line([0; 64]));
+        }
+        // SAFETY: lines are bytes without gaps, and the borrow is exclusive.
+        Ok(unsafe { std::slice::from_raw_parts_mut(workspace.as_mut_ptr().cast(), 64 * workspace.len()) })
+    }
+
+    /// # Safety
+    /// As for `compute`.
+    unsafe fn block(&mut self, b: &Block<'_>) -> Result<()> {
+        // SAFETY: the caller vouches for the tensors.
+        unsafe {
+            let experts = Experts {
+                gate: b.gate.map(|p| projection(p)).transpose()?,
+                up: projection(b.up)?,
+                down: projection(b.down)?,
+                activation: b.activation,
+                weight_first: false,
+            };
+            let (used, tokens) = (b.ids.ne(0), b.ids.ne(1));
+            let weights =
+                b.weights.map(|w| Table::new(w.data().cast_const().cast::<f32>(), [used, tokens], [w.nb(1), w.nb(2)])).transpose()?;
+            let y = RowsMut::new(b.out.data().cast(), [b.out.ne(0), 1, tokens], [b.out.nb(1), b.out.nb(1)])?;
+            let inputs = Inputs { x: rows(b.x)?, ids: ids(b.ids)?, weights, y };
+            let workspace = Self::workspace(&mut self.workspace, workspace_size(&experts, tokens, used, self.team.threads())?)?;
+            forward(&experts, &inputs, workspace, self.kernels, &self.team)
+        }
+    }
+
+    /// # Safety
+    /// As for `compute`.
+    unsafe fn single(&mut self, host: &Host, node: Node<'_>) -> Result<()> {
+        let (op, ops) = (node.op(), &host.ops);
+        // SAFETY: the caller vouches for the tensors.
+        unsafe {
+            if op == ops.mul_mat_id {
+                let [weights, x, of] = operands(node)?;
+                let matrix = matrix(weights)?;
+                let (used, tokens) = (of.ne(0), of.ne(1));
+                let size = mul_mat_id_workspace_size(&matrix, tokens, used, self.team.threads())?;
+                let workspace = Self::workspace(&mut self.workspace, size)?;
+                let out = RowsMut::new(node.data().cast(), [node.ne(0), node.ne(1), node.ne(2)], [node.nb(1), node.nb(2)])?;
+                return mul_mat_id(&matrix, &rows(x)?, &ids(of)?, &out, workspace, self.kernels, &self.team);
+            }
+            if op == ops.add_id {
+                let [x, bias, of] = operands(node)?;
+                return elementwise::add_id(&self.team, node, x, bias, of);
+            }
+            if let Some(activation) = activation(ops, node) {
+                let [x] = operands(node)?;
+                return elementwise::activate(&self.team, self.kernels, activation, node, x, node.src(1));
+            }
+            if op == ops.mul || op == ops.add {
+                let [a, b] = operands(node)?;
+                let f = if op == ops.mul { |a: f32, b: f32| a * b } else { |a: f32, b: f32| a + b };
+                return elementwise::binary(&self.team, node, a, b, f);
+            }
+            if op == ops.cont {
+                let [x] = operands(node)?;
+                return elementwise::copy(&self.team, node, x);
+            }
+        }
+        Err(Error::invalid("an operation that was never claimed"))
+    }
+}
+
+fn named(node: Node<'_>, error: &Error) -> Error {
+    // SAFETY: the host keeps names NUL-terminated within the tensor.
+    let name = unsafe { std::ffi::CStr::from_ptr((&raw const (*node.as_ptr()).name).cast()) };
+    Error::new(error.status, format!("{}: {}", name.to_string_lossy(), error.message))
+}
+
+fn operands<'a, const N: usize>(node: Node<'a>) -> Result<[Node<'a>; N]> {
+    let mut out = [node; N];
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = node.src(i).ok_or_else(|| Error::invalid("an operand is missing"))?;
+    }
+    Ok(out)
+}
+
+/// # Safety
+/// The tensor has memory as its shape and strides say, for `'a`.
+unsafe fn matrix<'a>(weights: Node<'a>) -> Result<Matrix<'a>> {
+    let ty = weights.expert_weights().ok_or_else(|| Error::invalid("weights in a layout that was never claimed"))?;
+    let [k, rows, experts, _] = weights.shape();
+    let row = ty.row_bytes(k).unwrap_or(0);
+    let size = (experts - 1) * weights.nb(2) + (rows - 1) * weights.nb(1) + row;
+    // SAFETY: exactly the bytes from the first to the last block; the caller vouches for them.
+    let bytes = unsafe { std::slice::from_raw_parts(weights.data().cast_const().cast::<u8>(), size) };
+    Matrix::new(bytes, ty, [k, rows, experts], [weights.nb(1), weights.nb(2)])
+}
+
+/// # Safety
+/// As for [`matrix`].
+unsafe fn projection<'a>(product: Product<'a>) -> Result<Projection<'a>> {
+    let [first, rows] = product.rows;
+    // SAFETY: the caller vouches for the tensors.
+    let matrix = unsafe { matrix(product.weights) }?;
+    let whole = matrix.rows();
+    let matrix = if rows == whole { matrix } else { matrix.part(first, rows)? };
+    let bias = product.bias.map(|b| {
+        let (width, experts, stride) = (b.ne(0), b.ne(1), b.nb(1) / 4);
+        if width != whole || b.data().is_null() {
+            return Err(Error::invalid("a bias that does not fit its product"));
+        }
+        // SAFETY: rows of f32 (`Node::is_rows` was asked before it was claimed), from the first to the end of the last.
+        let values = unsafe { std::slice::from_raw_parts(b.data().cast_const().cast::<f32>(), (experts - 1) * stride + width) };
+        PerExpert::new(&values[first..], rows, experts, stride)
+    });
+    Ok(Projection { matrix, scale: None, bias: bias.transpose()? })
+}
+
+/// # Safety
+/// As for [`matrix`].
+unsafe fn rows<'a>(x: Node<'a>) -> Result<Rows<'a>> {
+    // SAFETY: the caller vouches for the tensor.
+    unsafe { Rows::new(x.data().cast_const().cast(), [x.ne(0), x.ne(1), x.ne(2)], [x.nb(1), x.nb(2)]) }
+}
+
+/// # Safety
+/// As for [`matrix`].
+unsafe fn ids<'a>(ids: Node<'a>) -> Result<Table<'a, i32>> {
+    // SAFETY: the caller vouches for the tensor.
+    unsafe { Table::new(ids.data().cast_const().cast(), [ids.ne(0), ids.ne(1)], [ids.nb(0), ids.nb(1)]) }
+}
