@@ -6,7 +6,7 @@
 use super::node::Node;
 use super::team::Team;
 use crate::error::{Error, Result};
-use crate::moe::{Activation, Kernels, ParallelFor};
+use crate::moe::ParallelFor;
 
 /// Rows of a tensor, by number.
 #[derive(Clone, Copy)]
@@ -101,57 +101,6 @@ pub(super) unsafe fn add_id(team: &Team, out: Node<'_>, x: Node<'_>, bias: Node<
         for i in 0..out.width {
             // SAFETY: inside the rows of the three views; the id is that of a row of the bias.
             unsafe { o.add(i).write(x.add(i).read() + b.add(i).read()) };
-        }
-    });
-    Ok(())
-}
-
-/// `out = activation(gate, up)`. Without `up`, a gated activation takes it from the second half of each row of `gate` (the first if the node
-/// says "swapped").
-///
-/// # Safety
-/// As for [`binary`].
-pub(super) unsafe fn activate(
-    team: &Team,
-    kernels: Kernels,
-    activation: Activation,
-    node: Node<'_>,
-    gate: Node<'_>,
-    up: Option<Node<'_>>,
-) -> Result<()> {
-    let (out, mut gate, up) = (View::new(node)?, View::new(gate)?, up.map(View::new).transpose()?);
-    let up = match up {
-        Some(up) => Some(up),
-        None if activation.gated() => {
-            let half = gate.width / 2;
-            let mut second = View { base: gate.base.wrapping_add(half), width: half, ..gate };
-            gate.width = half;
-            if node.param(1) != 0 {
-                std::mem::swap(&mut gate, &mut second);
-            }
-            Some(second)
-        }
-        None => None,
-    };
-    // The square has been fed by a ReLU node of its own; squaring what is not negative again is the same.
-    if gate.rows != out.rows || gate.width != out.width || up.is_some_and(|u| u.rows != out.rows || u.width != out.width) {
-        return Err(differ());
-    }
-    each_row(team, out.count(), |r| {
-        const PART: usize = 256;
-        let (mut a, mut b) = ([0f32; PART], [0f32; PART]);
-        let (o, gate, up) = (out.row(r), gate.row(r), up.map(|u| u.row(r)));
-        for first in (0..out.width).step_by(PART) {
-            let n = PART.min(out.width - first);
-            // SAFETY: inside the rows of views of the same shape; the parts are copied in before they are written over.
-            unsafe {
-                gate.add(first).copy_to_nonoverlapping(a.as_mut_ptr(), n);
-                if let Some(up) = up {
-                    up.add(first).copy_to_nonoverlapping(b.as_mut_ptr(), n);
-                }
-                kernels.activate(activation, &mut a[..n], if up.is_some() { &b[..n] } else { &[] });
-                o.add(first).copy_from_nonoverlapping(a.as_ptr(), n);
-            }
         }
     });
     Ok(())

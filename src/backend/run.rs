@@ -1,7 +1,7 @@
 //! Computes a graph: blocks as one operation each, what is left node by node.
 //!
-//! Owns: [`Engine`], with the threads and the workspace of one backend. Every product goes to `moe`; the few operations around it that may
-//! have to run alone are in `elementwise`.
+//! Owns: [`Engine`], with the threads and the workspace of one backend. Products and activations go to `moe`; the few other operations around
+//! them that may have to run alone are in `elementwise`.
 
 use std::ffi::{c_int, c_void};
 
@@ -13,7 +13,7 @@ use super::team::Team;
 use crate::abi::*;
 use crate::error::{Error, Result};
 use crate::moe::{
-    Experts, Inputs, Kernels, Matrix, ParallelFor, PerExpert, Projection, Rows, RowsMut, Table, forward, mul_mat_id,
+    Activation, Experts, Inputs, Kernels, Matrix, ParallelFor, PerExpert, Projection, Rows, RowsMut, Table, forward, glu, mul_mat_id,
     mul_mat_id_workspace_size, workspace_size,
 };
 
@@ -118,16 +118,14 @@ impl Engine {
                 let (used, tokens) = (of.ne(0), of.ne(1));
                 let size = mul_mat_id_workspace_size(&matrix, tokens, used, self.team.threads())?;
                 let workspace = Self::workspace(&mut self.workspace, size)?;
-                let out = RowsMut::new(node.data().cast(), [node.ne(0), node.ne(1), node.ne(2)], [node.nb(1), node.nb(2)])?;
-                return mul_mat_id(&matrix, &rows(x)?, &ids(of)?, &out, workspace, self.kernels, &self.team);
+                return mul_mat_id(&matrix, &rows(x)?, &ids(of)?, &result(node)?, workspace, self.kernels, &self.team);
             }
             if op == ops.add_id {
                 let [x, bias, of] = operands(node)?;
                 return elementwise::add_id(&self.team, node, x, bias, of);
             }
             if let Some(activation) = activation(ops, node) {
-                let [x] = operands(node)?;
-                return elementwise::activate(&self.team, self.kernels, activation, node, x, node.src(1));
+                return activate(node, activation, self.kernels, &self.team);
             }
             if op == ops.mul || op == ops.add {
                 let [a, b] = operands(node)?;
@@ -194,6 +192,42 @@ unsafe fn projection<'a>(product: Product<'a>) -> Result<Projection<'a>> {
 unsafe fn rows<'a>(x: Node<'a>) -> Result<Rows<'a>> {
     // SAFETY: the caller vouches for the tensor.
     unsafe { Rows::new(x.data().cast_const().cast(), [x.ne(0), x.ne(1), x.ne(2)], [x.nb(1), x.nb(2)]) }
+}
+
+/// An activation alone. Without a second operand, a gated one takes gate and up from the halves of each row, in this order unless the node says
+/// "swapped".
+///
+/// # Safety
+/// As for [`matrix`].
+unsafe fn activate(node: Node<'_>, activation: Activation, kernels: Kernels, team: &Team) -> Result<()> {
+    let [x] = operands(node)?;
+    // SAFETY: the caller vouches for the tensors.
+    let (first, second, out) = unsafe {
+        let (first, second) = match node.src(1) {
+            Some(second) => (rows(x)?, Some(rows(second)?)),
+            None if activation.gated() => {
+                let half = x.ne(0) / 2;
+                let part = |i: usize| {
+                    let base = x.data().cast_const().cast::<f32>().wrapping_add(i * half);
+                    Rows::new(base, [half, x.ne(1), x.ne(2)], [x.nb(1), x.nb(2)])
+                };
+                let swapped = usize::from(node.param(1) != 0);
+                (part(swapped)?, Some(part(1 - swapped)?))
+            }
+            None => (rows(x)?, None),
+        };
+        (first, second, result(node)?)
+    };
+    // What has no gate is up, and what has a second operand has its gate first.
+    let (gate, up) = second.as_ref().map_or((None, &first), |up| (Some(&first), up));
+    glu(activation, gate, up, out, kernels, team)
+}
+
+/// # Safety
+/// As for [`matrix`]; and nobody else uses what is written.
+unsafe fn result<'a>(node: Node<'a>) -> Result<RowsMut<'a>> {
+    // SAFETY: the caller vouches for the tensor.
+    unsafe { RowsMut::new(node.data().cast(), [node.ne(0), node.ne(1), node.ne(2)], [node.nb(1), node.nb(2)]) }
 }
 
 /// # Safety
