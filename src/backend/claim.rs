@@ -110,11 +110,11 @@ impl<'a> Claims<'a> {
         Some(fits && fed(base) && up.is_none_or(fed))
     }
 
-    /// `MUL` of a product with a factor per token and choice.
+    /// `MUL` of a product, or of what the activation made of one, with a factor per token and choice.
     fn weighted(&self, node: Node<'_>) -> Option<bool> {
         let (x, factor) = (node.src(0)?, node.src(1)?);
         let fits = node.is_packed() && x.is_rows() && factor.is_rows() && factor.shape() == [1, x.ne(1), x.ne(2), 1];
-        Some(fits && x.op() != self.ops().mul && self.is_product(x))
+        Some(fits && x.op() != self.ops().mul && (self.is_product(x) || self.activation(x).unwrap_or(false)))
     }
 
     /// `ADD` of two choices of the same product, or of one to such a sum.
