@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::check::{self, Ops};
-use super::symbols::{self, Api};
+use super::symbols::{self, Api, CanFuseSubgraph};
 use super::*;
 use crate::error::{Error, Result, Status};
 use crate::log::{self, Level};
@@ -110,6 +110,8 @@ pub struct Host {
     pub api: Api,
     /// Its numbers of operations.
     pub ops: Ops,
+    /// The function that tells whether nodes may be computed as one, where this version has it.
+    pub can_fuse_subgraph: Option<CanFuseSubgraph>,
     /// File it was found in.
     pub file: PathBuf,
     buffer_init: *mut c_void,
@@ -137,7 +139,9 @@ impl Host {
         let version = Version::parse(&text).ok_or_else(|| mismatch(format!("ggml_version() says {text:?}, which is no version")))?;
         let (layout, unknown) = Layout::choose(version, found.has_2d, found.has_alloc_n)?;
         let ops = check::tensor_and_ops(&found.api, found.swiglu_clamp).map_err(|e| mismatch(format!("ggml {version}: {e}")))?;
-        let host = Host { version, layout, api: found.api, ops, file: found.file.clone(), buffer_init: found.buffer_init, log: found.log };
+        let (api, can_fuse_subgraph) = (found.api, found.can_fuse_subgraph);
+        let (file, buffer_init, log) = (found.file.clone(), found.buffer_init, found.log);
+        let host = Host { version, layout, api, ops, can_fuse_subgraph, file, buffer_init, log };
         found.keep();
         host.take_log();
         if unknown {

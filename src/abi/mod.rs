@@ -16,6 +16,6 @@ pub use check::Ops;
 pub use context::{borrow, from_foreign, into_foreign};
 pub use guard::guard;
 pub use host::{Host, Layout, OLDEST, Version};
-pub use symbols::{Api, GompParallel, Library, open_library, stay_loaded};
+pub use symbols::{Api, CanFuseSubgraph, GompParallel, Library, open_library, stay_loaded};
 pub use tensor::*;
 pub use vtables::*;

@@ -71,7 +71,6 @@ api! {
     ggml_sqr: unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor) -> *mut ggml_tensor,
     ggml_graph_n_nodes: unsafe extern "C" fn(*mut ggml_cgraph) -> c_int,
     ggml_graph_node: unsafe extern "C" fn(*mut ggml_cgraph, c_int) -> *mut ggml_tensor,
-    ggml_can_fuse_subgraph_ext: unsafe extern "C" fn(*const ggml_cgraph, *const c_int, c_int, *const c_int, *const c_int, c_int) -> bool,
     ggml_backend_buffer_is_host: unsafe extern "C" fn(*mut ggml_backend_buffer) -> bool,
     ggml_backend_buft_is_host: unsafe extern "C" fn(*mut ggml_backend_buffer_type) -> bool,
     ggml_backend_buffer_get_type: unsafe extern "C" fn(*mut ggml_backend_buffer) -> *mut ggml_backend_buffer_type,
@@ -81,6 +80,10 @@ api! {
 
 /// `ggml_swiglu_clamp(ctx, gate, up, limit)`.
 pub(super) type SwigluClamp = unsafe extern "C" fn(*mut ggml_context, *mut ggml_tensor, *mut ggml_tensor, f32) -> *mut ggml_tensor;
+
+/// `ggml_can_fuse_subgraph_ext(graph, nodes, count, ops, outputs, n_outputs)`: whether these nodes have these operations and nothing but the
+/// outputs among them is used by others.
+pub type CanFuseSubgraph = unsafe extern "C" fn(*const ggml_cgraph, *const c_int, c_int, *const c_int, *const c_int, c_int) -> bool;
 
 /// What was found: the functions, and what only some versions or layouts have.
 pub(super) struct Found {
@@ -94,6 +97,8 @@ pub(super) struct Found {
     pub(super) has_alloc_n: bool,
     /// `ggml_swiglu_clamp`, since ggml 0.24.
     pub(super) swiglu_clamp: Option<SwigluClamp>,
+    /// `ggml_can_fuse_subgraph_ext`, which came between 0.9.0 and 0.9.4.
+    pub(super) can_fuse_subgraph: Option<CanFuseSubgraph>,
     /// `ggml_log_internal(level, format, ...)`, where exported.
     pub(super) log: Option<unsafe extern "C" fn(c_int, *const c_char, ...)>,
     /// File that defines them.
@@ -125,10 +130,15 @@ pub(super) fn find() -> Result<Found> {
         // SAFETY: the symbol has this C signature wherever it is exported.
         unsafe { std::mem::transmute::<*mut c_void, SwigluClamp>(address) }
     });
+    let can_fuse_subgraph = object.symbol(c"ggml_can_fuse_subgraph_ext").map(|address| {
+        // SAFETY: the symbol has this C signature wherever it is exported.
+        unsafe { std::mem::transmute::<*mut c_void, CanFuseSubgraph>(address) }
+    });
     if object.symbol(c"ggml_version").is_none() {
         return Err(mismatch(format!("found a ggml older than 0.9.0 (it has no ggml_version) in {}", object.name())));
     }
-    Ok(Found { api: Api::find(&object)?, buffer_init, has_2d, has_alloc_n, swiglu_clamp, log, file: object.file.clone(), object })
+    let (api, file) = (Api::find(&object)?, object.file.clone());
+    Ok(Found { api, buffer_init, has_2d, has_alloc_n, swiglu_clamp, can_fuse_subgraph, log, file, object })
 }
 
 /// A library that this process opened by itself, to look at it.

@@ -107,8 +107,9 @@ impl<'a> Graph<'a> {
         let ops: Vec<i32> = taken.iter().map(|i| self.nodes[*i].op()).collect();
         let Ok(indices) = taken.iter().map(|i| i32::try_from(*i)).collect::<Result<Vec<i32>, _>>() else { return false };
         let (Some(last), Ok(count)) = (indices.last(), i32::try_from(indices.len())) else { return false };
+        let Some(can_fuse) = self.host.can_fuse_subgraph else { return false };
         // SAFETY: the graph is live, the arrays have `count` numbers of nodes and of operations, and there is one output.
-        unsafe { (self.host.api.ggml_can_fuse_subgraph_ext)(self.raw, indices.as_ptr(), count, ops.as_ptr(), last, 1) }
+        unsafe { can_fuse(self.raw, indices.as_ptr(), count, ops.as_ptr(), last, 1) }
     }
 
     fn parse(&self, walk: &mut Walk<'_, 'a>) -> Option<(Block<'a>, usize)> {

@@ -90,7 +90,8 @@ fn facts(items: &[Item]) -> Facts {
         }
     }
     // The types of functions that a plug-in gives to the host.
-    for name in ["ggml_backend_init_t", "ggml_backend_score_t", "ggml_backend_get_features_t"] {
+    let given = ["init", "score", "get_features", "set_n_threads", "set_abort_callback"].map(|name| format!("ggml_backend_{name}_t"));
+    for name in given.each_ref().map(String::as_str) {
         if let Some(ty) = scope.aliases.get(name) {
             facts.functions.insert(name.into(), scope.text(ty));
         }

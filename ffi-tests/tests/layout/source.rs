@@ -34,7 +34,7 @@ impl Source {
         let mut source = Source::default();
         let mut files: Vec<_> =
             std::fs::read_dir(root.join("abi")).expect("src/abi").map(|entry| entry.expect("an entry").path()).collect();
-        files.extend([root.join("capi/plugin.rs"), root.join("backend/registry.rs")]);
+        files.extend(["capi/plugin.rs", "backend/registry.rs", "backend/stream.rs", "backend/run.rs"].map(|name| root.join(name)));
         for path in files {
             let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
             let file = syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -71,12 +71,17 @@ impl<'ast> Visit<'ast> for Source {
     }
 
     fn visit_item_type(&mut self, item: &'ast ItemType) {
-        if item.ident == "Init" {
-            // The host's function is called through this type, written where it is called.
-            self.functions.push(("ggml_backend_buffer_init".into(), (*item.ty).clone()));
-        } else {
-            self.scope.aliases.insert(item.ident.to_string(), (*item.ty).clone());
-        }
+        // Functions of the host that are called through a type, written where they are looked up.
+        let function = match item.ident.to_string().as_str() {
+            "Init" => "ggml_backend_buffer_init",
+            "SwigluClamp" => "ggml_swiglu_clamp",
+            "CanFuseSubgraph" => "ggml_can_fuse_subgraph_ext",
+            "Count" => "ggml_backend_dev_count",
+            "Get" => "ggml_backend_dev_get",
+            "TypeOf" => "ggml_backend_dev_type",
+            name => return drop(self.scope.aliases.insert(name.to_owned(), (*item.ty).clone())),
+        };
+        self.functions.push((function.into(), (*item.ty).clone()));
     }
 
     fn visit_item_fn(&mut self, item: &'ast ItemFn) {
@@ -84,6 +89,8 @@ impl<'ast> Visit<'ast> for Source {
             "ggml_backend_init" => "ggml_backend_init_t",
             "ggml_backend_score" => "ggml_backend_score_t",
             "get_features" => "ggml_backend_get_features_t",
+            "set_n_threads" => "ggml_backend_set_n_threads_t",
+            "set_abort_callback" => "ggml_backend_set_abort_callback_t",
             _ => return syn::visit::visit_item_fn(self, item),
         };
         let inputs = item.sig.inputs.iter().map(|arg| match arg {
