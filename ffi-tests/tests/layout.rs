@@ -150,7 +150,9 @@ fn whatever_is_mirrored_is_compared() {
     let count = |prefix: &str| source.functions.iter().filter(|(name, _)| name.starts_with(prefix)).count();
     assert!(source.structs.len() >= 17 && source.constants.len() >= 20, "the parser finds what src/abi is known to have");
     assert!(count("ggml_backend_buffer_init") >= 1 && count("ggml_log_internal") == 1 && count("ggml_mul_mat_id") == 1);
-    for function in [LATER_FUNCTION, "ggml_can_fuse_subgraph_ext", "ggml_backend_dev_count", "ggml_backend_dev_get", "ggml_backend_dev_type"] {
+    for function in
+        [LATER_FUNCTION, "ggml_can_fuse_subgraph_ext", "ggml_backend_dev_count", "ggml_backend_dev_get", "ggml_backend_dev_type"]
+    {
         assert_eq!(count(function), 1, "{function}");
     }
     let given = source.functions.iter().filter(|(name, _)| name.ends_with("_t")).count();

@@ -9,8 +9,9 @@
 
 use super::claim::{activation, is_view};
 use super::node::Node;
-use crate::abi::{Host, Ops, ggml_cgraph};
+use crate::abi::{CanFuseSubgraph, Host, Ops, ggml_cgraph};
 use crate::moe::Activation;
+use crate::report::blocks::NodeByNode;
 
 /// A product and its bias.
 #[derive(Clone, Copy)]
@@ -52,6 +53,8 @@ struct Walk<'g, 'a> {
     next: usize,
     /// Those that belong to the block so far, in order.
     taken: Vec<usize>,
+    /// Whether choices were left when the sum ended.
+    some_choices: bool,
 }
 
 impl<'a> Walk<'_, 'a> {
@@ -89,25 +92,37 @@ impl<'a> Graph<'a> {
         is_view(self.ops(), node)
     }
 
-    /// The block whose first product is node `first`, if there is one.
-    pub(super) fn block_at(&self, first: usize) -> Option<Block<'a>> {
-        let mut walk = Walk { graph: self, next: first, taken: Vec::new() };
-        let (block, last) = self.parse(&mut walk)?;
+    /// The block whose first product is node `first`.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) fn block_at(&self, first: usize) -> Result<Block<'a>, NodeByNode> {
+        let mut walk = Walk { graph: self, next: first, taken: Vec::new(), some_choices: false };
+        let Some((block, last)) = self.parse(&mut walk) else {
+            return Err(match walk.peek() {
+                _ if walk.some_choices => NodeByNode::SomeChoices,
+                None => NodeByNode::GraphCut,
+                Some(_) => NodeByNode::UnknownChain,
+            });
+        };
         let mut taken = walk.taken;
         taken.sort_unstable();
         // What lies between and is not part of it must compute nothing: it would be computed too early.
         let mut inside = (first..=last).filter(|i| taken.binary_search(i).is_err());
         if !inside.all(|i| self.is_view(self.nodes[i])) || taken.last() != Some(&last) {
-            return None;
+            return Err(NodeByNode::UnknownChain);
         }
-        self.nothing_is_used_outside(&taken).then_some(Block { nodes: [first, last], ..block })
+        let can_fuse = self.host.can_fuse_subgraph.ok_or(NodeByNode::OldHost)?;
+        if !self.nothing_is_used_outside(can_fuse, &taken) {
+            return Err(NodeByNode::UsedOutside);
+        }
+        Ok(Block { nodes: [first, last], ..block })
     }
 
-    fn nothing_is_used_outside(&self, taken: &[usize]) -> bool {
+    fn nothing_is_used_outside(&self, can_fuse: CanFuseSubgraph, taken: &[usize]) -> bool {
         let ops: Vec<i32> = taken.iter().map(|i| self.nodes[*i].op()).collect();
         let Ok(indices) = taken.iter().map(|i| i32::try_from(*i)).collect::<Result<Vec<i32>, _>>() else { return false };
         let (Some(last), Ok(count)) = (indices.last(), i32::try_from(indices.len())) else { return false };
-        let Some(can_fuse) = self.host.can_fuse_subgraph else { return false };
         // SAFETY: the graph is live, the arrays have `count` numbers of nodes and of operations, and there is one output.
         unsafe { can_fuse(self.raw, indices.as_ptr(), count, ops.as_ptr(), last, 1) }
     }
@@ -248,6 +263,7 @@ impl<'a> Graph<'a> {
         }
         let mut sum: Option<Node<'a>> = None;
         for j in 1..used {
+            walk.some_choices = j > 1 || walk.peek().is_some_and(|(_, n)| n.op() == ops.cont);
             let add = walk.take(ops.add)?;
             let (a, b) = (add.src(0)?, add.src(1)?);
             match sum {
@@ -261,6 +277,7 @@ impl<'a> Graph<'a> {
             walk.include(b)?;
             sum = Some(add);
         }
+        walk.some_choices = false;
         sum
     }
 }

@@ -68,8 +68,9 @@ impl<'a> Node<'a> {
         self.0.data
     }
 
-    pub(super) fn as_ptr(self) -> *const ggml_tensor {
-        self.0
+    pub(super) fn name(self) -> String {
+        let bytes = self.0.name.map(|c| c as u8);
+        String::from_utf8_lossy(bytes.split(|c| *c == 0).next().unwrap_or(&[])).into_owned()
     }
 
     /// The buffer it lies in; NULL before the graph has its memory.

@@ -16,6 +16,7 @@ use crate::moe::{
     Activation, Experts, Inputs, Kernels, Matrix, ParallelFor, PerExpert, Projection, Rows, RowsMut, Table, forward, glu, mul_mat_id,
     mul_mat_id_workspace_size, workspace_size,
 };
+use crate::report::blocks;
 
 /// Asks the host whether to stop: `true` is yes.
 pub(super) type Abort = unsafe extern "C" fn(*mut c_void) -> bool;
@@ -50,6 +51,8 @@ impl Engine {
     /// All tensors of the graph have memory, as their shapes and strides say, and nobody else uses what is written.
     pub(super) unsafe fn compute(&mut self, graph: &Graph<'_>) -> Result<c_int> {
         let mut i = 0;
+        // Ids of the block that is being computed node by node: its other products are no blocks of their own.
+        let mut apart: Option<Node<'_>> = None;
         while let Some(node) = graph.nodes.get(i).copied() {
             if graph.is_view(node) || node.shape().contains(&0) {
                 i += 1;
@@ -59,16 +62,28 @@ impl Engine {
             if self.abort.is_some_and(|(abort, data)| unsafe { abort(data) }) {
                 return Ok(GGML_STATUS_ABORTED);
             }
-            let block = if node.op() == graph.host.ops.mul_mat_id { graph.block_at(i) } else { None };
-            if let Some(block) = block {
-                // SAFETY: the caller vouches for the tensors.
-                unsafe { self.block(&block) }.map_err(|e| named(block.out, &e))?;
-                i = block.nodes[1] + 1;
-            } else {
-                // SAFETY: likewise.
-                unsafe { self.single(graph.host, node) }.map_err(|e| named(node, &e))?;
-                i += 1;
+            if node.op() == graph.host.ops.mul_mat_id {
+                match graph.block_at(i) {
+                    Ok(block) => {
+                        // SAFETY: the caller vouches for the tensors.
+                        unsafe { self.block(&block) }.map_err(|e| named(block.out, &e))?;
+                        blocks::fused(self.kernels.isa().tier().name());
+                        apart = None;
+                        i = block.nodes[1] + 1;
+                        continue;
+                    }
+                    Err(reason) => {
+                        let ids = node.src(2);
+                        if apart.zip(ids).is_none_or(|(a, b)| !a.is(b)) {
+                            blocks::node_by_node(reason, || node.name());
+                        }
+                        apart = ids;
+                    }
+                }
             }
+            // SAFETY: the caller vouches for the tensors.
+            unsafe { self.single(graph.host, node) }.map_err(|e| named(node, &e))?;
+            i += 1;
         }
         Ok(GGML_STATUS_SUCCESS)
     }
@@ -142,9 +157,7 @@ impl Engine {
 }
 
 fn named(node: Node<'_>, error: &Error) -> Error {
-    // SAFETY: the host keeps names NUL-terminated within the tensor.
-    let name = unsafe { std::ffi::CStr::from_ptr((&raw const (*node.as_ptr()).name).cast()) };
-    Error::new(error.status, format!("{}: {}", name.to_string_lossy(), error.message))
+    Error::new(error.status, format!("{}: {}", node.name(), error.message))
 }
 
 fn operands<'a, const N: usize>(node: Node<'a>) -> Result<[Node<'a>; N]> {

@@ -2,7 +2,8 @@
 //!
 //! Owns: bounds. Must not know: which kind of memory it is, which layout the host's tables have.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::abi::{self, Host, ggml_tensor};
 use crate::log;
@@ -16,6 +17,9 @@ pub(super) struct Contents {
     pub(super) region: Region,
     /// Its record in the report; none if its owner keeps that.
     pub(super) id: Option<report::Id>,
+    /// Whether its line has been logged. What is allocated in plain memory may be for weights or for a graph's values: that is known only when
+    /// the first tensor comes.
+    pub(super) announced: AtomicBool,
 }
 
 /// A part of a tensor, or several equally spaced ones: `count` pieces of `size` bytes, `stride` bytes apart, the first at `offset`.
@@ -156,8 +160,23 @@ impl Contents {
         self.region.written(0, self.region.len());
     }
 
+    /// Takes note of a tensor that the host puts here, in a buffer of this usage.
+    pub(super) fn place(&self, tensor: &ggml_tensor, usage: c_int) {
+        let compute = usage == abi::GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+        if !self.announced.load(Ordering::Relaxed)
+            && !self.announced.swap(true, Ordering::Relaxed)
+            && let Some(id) = self.id
+        {
+            report::announce(id, if compute { report::Usage::Compute } else { report::Usage::Tensors });
+        }
+        // Activations pass here for every graph and are of no interest.
+        if !compute {
+            self.remember(tensor);
+        }
+    }
+
     /// Remembers a weight for the report. Views are parts of weights that are remembered already.
-    pub(super) fn remember(&self, tensor: &ggml_tensor) {
+    fn remember(&self, tensor: &ggml_tensor) {
         let Some(id) = self.id.filter(|_| tensor.view_src.is_null()) else { return };
         let name = tensor.name.map(|c| c as u8);
         let name = name.split(|c| *c == 0).next().unwrap_or(&[]);

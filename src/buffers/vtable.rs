@@ -72,7 +72,7 @@ pub unsafe fn over_region(
 ) -> *mut ggml_backend_buffer {
     // SAFETY: the caller vouches for the memory.
     let region = unsafe { Region::borrowed(base, size, writable) };
-    wrap(buft, host, name, region, None)
+    wrap(buft, host, name, region, None, true)
 }
 
 /// Trampolines of a buffer type whose table has the layout `I`.
@@ -133,8 +133,9 @@ impl<T: BufferType, I> TypeTable<T, I> {
 /// Makes the host's buffer struct around new memory, and reports it.
 fn new_buffer(buft: *mut ggml_backend_buffer_type, host: &'static Host, name: &'static str, placed: Placed) -> *mut ggml_backend_buffer {
     let Placed { region, place, file, fallback } = placed;
-    let id = report::add_buffer(name, place, region.len(), file, fallback);
-    wrap(buft, host, name, region, Some(id))
+    let announce = place != Place::Pageable || fallback.is_some();
+    let id = report::add_buffer(name, place, region.len(), file, fallback, announce);
+    wrap(buft, host, name, region, Some(id), announce)
 }
 
 fn wrap(
@@ -143,9 +144,10 @@ fn wrap(
     name: &'static str,
     region: Region,
     id: Option<report::Id>,
+    announced: bool,
 ) -> *mut ggml_backend_buffer {
     let size = region.len();
-    let context = into_foreign(Contents { host, name, region, id });
+    let context = into_foreign(Contents { host, name, region, id, announced: announced.into() });
     // SAFETY: each call is made for the host's own layout; type and contents outlive the buffer (`free_buffer` ends the contents).
     let buffer = unsafe {
         match host.layout {
@@ -228,11 +230,8 @@ impl<I> BufferTable<I> {
         guard("init_tensor", GGML_STATUS_SUCCESS, || {
             // SAFETY: the host passes a live buffer of ours, whose struct has this layout.
             let usage = unsafe { (*buffer.cast::<ggml_backend_buffer_of<I>>()).usage };
-            // Activations pass here for every graph and are of no interest.
-            if usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE {
-                // SAFETY: likewise, and the tensor is the host's.
-                unsafe { Self::contents(buffer).remember(&*tensor) };
-            }
+            // SAFETY: likewise, and the tensor is the host's.
+            unsafe { Self::contents(buffer).place(&*tensor, usage) };
             GGML_STATUS_SUCCESS
         })
     }

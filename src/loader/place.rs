@@ -159,7 +159,7 @@ fn keep(
     let size = placed.region.len();
     let Placed { region, place, file, fallback } = placed;
     let memory = decisions.first().and_then(|d| d.memory).unwrap_or(memory);
-    let id = report::add_buffer(berth_name(target), place, size, file, fallback);
+    let id = report::add_buffer(berth_name(target), place, size, file, fallback, true);
     for ((&tensor, offset), decision) in members.iter().zip(offsets).zip(decisions) {
         all.changes.push(Change { tensor, buffer: all.buffers.len(), data: region.base().wrapping_add(offset), decision });
         remember(id, &tensors[tensor]);
@@ -233,7 +233,7 @@ fn map(
         let region = unsafe { Region::borrowed(base.wrapping_add(start), len, false) };
         // What lies between them belongs to others.
         let bytes = here.iter().map(|m| tensors[members[*m]].bytes).sum();
-        let id = report::add_buffer(berth_name(target), Place::Mapped, bytes, Some(part.path().to_owned()), fallback.clone());
+        let id = report::add_buffer(berth_name(target), Place::Mapped, bytes, Some(part.path().to_owned()), fallback.clone(), true);
         for m in here {
             let tensor = members[m];
             let decision = decisions.as_ref().map_or_else(|| tensors[tensor].decision.clone(), |d| d[m].clone());

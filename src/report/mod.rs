@@ -1,6 +1,8 @@
-//! What was asked, what was got, and why: a record of every buffer of this process.
+//! What was asked, what was got, and why: a record of every buffer of this process, and of how the experts in them were computed.
 //!
 //! Owns: the records, their JSON, and the file named by `BERTH_REPORT`. Must not know: ggml, how memory is got.
+
+pub mod blocks;
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::OpenOptions;
@@ -115,8 +117,20 @@ pub struct Buffer {
     pub file: Option<PathBuf>,
     /// Whether it still exists.
     pub live: bool,
+    /// What for.
+    pub usage: Usage,
     /// Weights in it.
     pub tensors: Vec<Tensor>,
+}
+
+/// What a buffer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Usage {
+    /// To hold tensors that stay: weights, as a rule.
+    Tensors,
+    /// To hold a graph's values while it is computed. Nobody asked for it by a rule.
+    Compute,
 }
 
 #[derive(Serialize)]
@@ -125,6 +139,7 @@ struct Report<'a> {
     hosts: &'a [HostInfo],
     strict: bool,
     fallbacks: usize,
+    blocks: blocks::Blocks,
     buffers: Vec<&'a Buffer>,
     warnings: Vec<Warning>,
 }
@@ -214,12 +229,12 @@ pub fn add_host(host: HostInfo) {
     state().get_or_insert_default().hosts.push(host);
 }
 
-/// Remembers a new buffer and logs one line about it: WARN if it is not what was asked, INFO if it is.
-pub fn add_buffer(asked: &'static str, got: Place, bytes: usize, file: Option<PathBuf>, fallback: Option<Fallback>) -> Id {
+/// Remembers a new buffer and logs one line about it: WARN if it is not what was asked, INFO if it is and `announce` says so.
+pub fn add_buffer(asked: &'static str, got: Place, bytes: usize, file: Option<PathBuf>, fallback: Option<Fallback>, announce: bool) -> Id {
     let place = got.name();
     match &fallback {
         Some(f) => log::warning!("{asked}: asked for {asked}, got {place} memory for {bytes} bytes ({}): {}", human(bytes), f.message),
-        None if bytes > 0 => {
+        None if bytes > 0 && announce => {
             let at = file.as_ref().map_or(String::new(), |f| format!(" in {}", f.display()));
             log::info!("{asked}: {bytes} bytes ({}) {place}{at}", human(bytes));
         }
@@ -240,12 +255,29 @@ pub fn add_buffer(asked: &'static str, got: Place, bytes: usize, file: Option<Pa
             pinned_bytes: if got == Place::Pinned { bytes } else { 0 },
             file,
             live: true,
+            usage: Usage::Tensors,
             tensors: Vec::new(),
         });
         Id(state.last_id)
     };
     changed();
     id
+}
+
+/// Logs the line about a buffer that was not announced when it was made, because its use was not known yet.
+pub fn announce(id: Id, usage: Usage) {
+    let mut found = None;
+    if let Some(buffer) = state().as_mut().and_then(|s| s.live.iter_mut().find(|b| b.id == id.0)) {
+        buffer.usage = usage;
+        found = Some((buffer.asked, buffer.bytes, buffer.got.name()));
+    }
+    // No lock is held: a log may call back into us.
+    let Some((asked, bytes, place)) = found else { return };
+    match usage {
+        Usage::Tensors => log::info!("{asked}: {bytes} bytes ({}) {place}", human(bytes)),
+        Usage::Compute => log::info!("BERTH: compute buffer of {bytes} bytes ({}) {place}", human(bytes)),
+    }
+    changed();
 }
 
 /// Remembers that a weight lies in a buffer.
@@ -278,7 +310,8 @@ pub fn remove_buffer(id: Id) {
     {
         let mut buffer = state.live.remove(at);
         buffer.live = false;
-        if buffer.bytes > 0 {
+        // Hosts make compute buffers anew again and again.
+        if buffer.bytes > 0 && buffer.usage != Usage::Compute {
             state.freed.push_back(buffer);
             if state.freed.len() > FREED_KEPT {
                 state.freed.pop_front();
@@ -298,6 +331,7 @@ pub fn to_json() -> String {
         hosts: &state.hosts,
         strict: config::get().is_ok_and(|c| c.strict),
         fallbacks: state.fallbacks,
+        blocks: blocks::so_far(),
         buffers: state.freed.iter().chain(&state.live).filter(|b| b.bytes > 0).collect(),
         warnings: state.warnings(),
     };
@@ -368,7 +402,7 @@ mod tests {
     #[test]
     fn a_fallback_is_in_the_json_with_its_code_and_its_tensors() {
         let fallback = Fallback { reason: Reason::NoCudaDriver, message: "no \"driver\"\n".into() };
-        let id = add_buffer("CUDA_Host", Place::Pageable, 12345, None, Some(fallback));
+        let id = add_buffer("CUDA_Host", Place::Pageable, 12345, None, Some(fallback), true);
         add_tensor(id, Tensor { name: "blk.0.ffn_up_exps.weight".into(), type_name: "q4_K", bytes: 144 });
         let find = || {
             let json: serde_json::Value = serde_json::from_str(&to_json()).unwrap();
@@ -386,7 +420,7 @@ mod tests {
     #[test]
     fn norms_and_routers_are_warned_of_and_experts_are_not() {
         let put = |asked, names: &[&str]| {
-            let id = add_buffer(asked, Place::Mapped, 77, None, None);
+            let id = add_buffer(asked, Place::Mapped, 77, None, None, true);
             for name in names {
                 add_tensor(id, Tensor { name: (*name).into(), type_name: "f32", bytes: 10 });
             }
@@ -416,6 +450,19 @@ mod tests {
         assert_eq!(*warning, expected);
         ids.into_iter().for_each(remove_buffer);
         assert_eq!(find(), [expected], "it stays when the buffers are gone");
+    }
+
+    #[test]
+    fn a_compute_buffer_is_told_apart_and_forgotten_when_it_is_gone() {
+        let id = add_buffer("computing", Place::Pageable, 4321, None, None, false);
+        announce(id, Usage::Compute);
+        let find = || {
+            let json: serde_json::Value = serde_json::from_str(&to_json()).unwrap();
+            json["buffers"].as_array().unwrap().iter().find(|b| b["asked"] == "computing").map(|b| b["usage"].clone())
+        };
+        assert_eq!(find(), Some("compute".into()));
+        remove_buffer(id);
+        assert_eq!(find(), None);
     }
 
     #[test]
