@@ -19,6 +19,9 @@ pub struct Report {
     /// How many buffers got something else than was asked, freed ones included.
     #[serde(default)]
     pub fallbacks: u64,
+    /// How the experts were computed.
+    #[serde(default)]
+    pub blocks: Blocks,
     /// Every buffer, freed ones too.
     pub buffers: Vec<Buffer>,
     /// What a person should know.
@@ -54,6 +57,28 @@ pub struct Host {
     pub layout: String,
 }
 
+/// Blocks of experts that were computed.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Blocks {
+    /// As one operation.
+    pub fused: u64,
+    /// Node by node.
+    pub node_by_node: u64,
+    /// Why, for each reason.
+    pub reasons: Vec<NodeByNode>,
+}
+
+/// Blocks that were computed node by node for one reason.
+#[derive(Clone, Debug, Deserialize)]
+pub struct NodeByNode {
+    /// The reason, as a code.
+    pub reason: String,
+    /// How many.
+    pub blocks: u64,
+    /// Name of a product of the first of them.
+    pub first: String,
+}
+
 /// One buffer.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Buffer {
@@ -74,6 +99,9 @@ pub struct Buffer {
     /// Whether it still exists.
     #[serde(default)]
     pub live: bool,
+    /// `tensors` or `compute`.
+    #[serde(default)]
+    pub usage: String,
     /// Page-locked bytes.
     #[serde(default)]
     pub pinned_bytes: u64,

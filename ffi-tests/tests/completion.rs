@@ -6,15 +6,18 @@
 //! one different logit soon gives another text.
 
 mod common;
+#[path = "common/placed.rs"]
+mod placed;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use common::{Scratch, TYPES, assert_placed, available, berth, experts, splits};
+use common::{Scratch, TYPES, available, berth, experts, splits};
 use ffi_tests::gguf::Type;
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::models::{self, Spec};
 use ffi_tests::run::{Generation, Options, agree, greedy_text};
+use placed::{assert_placed, placement_only};
 
 /// The one build of llama.cpp whose tools and test programs there are.
 const HOST: &str = "sdist-dl";
@@ -114,7 +117,7 @@ fn same_in_every_type_and_mode(host: &Host, model: &Path, options: &Options) -> 
             let what = format!("{name} {ty} {mode}");
             let scratch = Scratch::new();
             let mut options = options.clone().with_berth(&berth(), &format!("exps={ty}"));
-            options.env.extend(scratch.environment());
+            options.env.extend(placement_only(&scratch));
             let with = generate(&what, &options);
             assert!(agree(&with.text, &stock.text, LEAST), "{what}:\n   {:?}\nnot {:?}", with.text, stock.text);
             assert_eq!(splits(&with.stderr).iter().max(), Some(&1), "{what}: the scheduler made a split for the experts");

@@ -4,6 +4,8 @@
 //! The libraries are driven by `c/greedy.c`, the same program for all of them; where a host brings a `llama-server`, that is asked over HTTP.
 
 mod common;
+#[path = "common/placed.rs"]
+mod placed;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,10 +13,11 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use common::{Scratch, TYPES, assert_placed, available, berth, experts, splits};
+use common::{Scratch, TYPES, available, berth, experts, splits};
 use ffi_tests::hosts::{self, Expect, Host};
 use ffi_tests::run::{self, Options, Output, Server};
 use ffi_tests::{models, skip, tools};
+use placed::{assert_placed, placement_only};
 
 const EXPERTS: &str = "ffn_(gate|up|down)_exps";
 const PROMPT: &str = "The capital of France is";
@@ -130,7 +133,7 @@ fn server_answers_the_same(id: &str) {
         let what = format!("llama-server of {id}, {ty}");
         let scratch = Scratch::new();
         let mut options = options().with_berth(&berth(), &format!("{EXPERTS}={ty}"));
-        options.env = scratch.environment();
+        options.env = placement_only(&scratch);
         let (answer, with) = ask(options);
         assert_eq!((&answer.text, &answer.tokens), (&stock.text, &stock.tokens), "{what}");
         assert_eq!(splits(&with).iter().max(), splits(&log).iter().max(), "{what}: splits");
@@ -178,14 +181,16 @@ struct Greedy {
 }
 
 impl Greedy {
-    /// Runs the harness on a host's libraries; with Berth if there is a place for its files.
+    /// Runs the harness on a host's libraries; with Berth if there is a place for its files, and then, if there is a rule, for placement only.
     fn run(harness: &Path, host: &Host, model: &Path, berth_in: Option<&Scratch>, rule: Option<&str>) -> Greedy {
         let mut command = Command::new(harness);
         run::clean_env(&mut command);
         command.arg(host.lib("llama").unwrap_or_else(|e| panic!("{e:#}"))).arg(&host.lib_dir).arg(model);
         command.args([PROMPT, &TOKENS.to_string()]).args(rule).env("OMP_WAIT_POLICY", "passive");
         if let Some(scratch) = berth_in {
-            command.env("GGML_BACKEND_PATH", berth()).envs(scratch.environment());
+            // Without a rule nothing may change, whatever Berth could compute.
+            let environment = if rule.is_some() { placement_only(scratch) } else { scratch.environment() };
+            command.env("GGML_BACKEND_PATH", berth()).envs(environment);
         }
         let output =
             run::run(command, LIMIT).and_then(|o| o.checked(&format!("greedy on {}", host.id))).unwrap_or_else(|e| panic!("{e:#}"));

@@ -39,6 +39,8 @@ fn run(host: &hosts::Host, model: &Path, dir: &Path, fail: &str) -> Run {
         .with_berth(&berth_lib().unwrap(), RULE)
         .env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap().into_string().unwrap())
         .env("BERTH_REPORT", report.to_str().unwrap())
+        // The host's own kernels run, so that the text is the one without Berth.
+        .env("BERTH_FUSE", "0")
         .env("FAKE_CUDA_LOG", log.to_str().unwrap())
         .env("FAKE_CUDA_FAIL", fail);
     let made = greedy_text(host, model, &options).unwrap();

@@ -57,8 +57,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         None => model()?,
     };
     let threads = args.threads.unwrap_or_else(|| thread::available_parallelism().map_or(2, |n| n.get().min(8) as u32));
-    // No GPU: the comparison is between places in host memory, computed by the same CPU code.
-    let options = Options { threads, spin: true, repack: true, ..Options::default() }.arg(&["--device", "none"]);
+    // No GPU, and placement only: the comparison is between places in host memory, computed by the same CPU code, so that texts are bit-equal.
+    let options = Options { threads, spin: true, repack: true, ..Options::default() }.arg(&["--device", "none"]).env("BERTH_FUSE", "0");
     println!("host    {} (ggml {}), unmodified, {}", host.id, host.ggml_version, host.package);
     println!("plug-in GGML_BACKEND_PATH={}", library.display());
     println!("model   {}", model.display());

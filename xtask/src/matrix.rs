@@ -154,7 +154,8 @@ impl Bench {
         command.env("LD_LIBRARY_PATH", &host.lib_dir).env("OMP_WAIT_POLICY", "passive").env("GGML_BACKEND_PATH", &self.library);
         command.arg(host.lib("llama")?).arg(&host.lib_dir).arg(&self.model).args([PROMPT, TOKENS]);
         if let Some((_, report)) = with {
-            command.env("BERTH_REPORT", report);
+            // Placement only: the host's own kernels run, so that logits are bit-equal.
+            command.env("BERTH_REPORT", report).env("BERTH_FUSE", "0");
         }
         Ok((command, with.map(|(place, _)| format!("exps={place}"))))
     }
