@@ -20,8 +20,8 @@ const HOST: &str = "sdist-dl";
 /// Layers of the language model, each with a block of experts.
 const LAYERS: u64 = 30;
 const TOKENS: u64 = 8;
-/// Mean divergence of the distributions from those of stock, and the share of tokens in which the likeliest is the same, in percent. Measured on
-/// 1536 tokens: 0.0043 and 94.8 %.
+/// Mean divergence of the distributions from those of stock, and the share of tokens in which the likeliest is the same, in percent. Measured:
+/// 0.0046 and 95.5 %.
 const MOST_KLD: f64 = 0.02;
 const LEAST_SAME: f64 = 90.0;
 
