@@ -61,6 +61,18 @@ fn experts_in_cpu_mmap_add_no_anonymous_memory_and_no_split() {
 }
 
 #[test]
+fn experts_computed_by_berth_add_little_anonymous_memory() {
+    let Some(host) = hosts::require("sdist-dl") else { return };
+    let (stock, experts) = (stock(&host), SPEC.expert_bytes().unwrap());
+    let (server, seen) = start(&host, &options().with_berth(&berth_lib().unwrap(), "exps=CPU_MMAP").env("BERTH_FUSE", "1"));
+    let growth = seen.anonymous.saturating_sub(stock.anonymous);
+    cache::say(&format!("computed by Berth: {} MiB more of anonymous memory than stock", growth >> 20));
+    assert!(growth * 20 < experts, "{growth} bytes more of anonymous memory for {experts} bytes of experts");
+    assert_ne!(seen.splits, stock.splits, "the experts are in pieces of their own");
+    server.stop().unwrap();
+}
+
+#[test]
 fn experts_in_an_arena_are_pages_of_a_file_that_become_clean() {
     let Some(host) = hosts::require("sdist-dl") else { return };
     let (stock, experts) = (stock(&host), SPEC.expert_bytes().unwrap());
@@ -108,9 +120,10 @@ fn experts_that_fall_back_to_pageable_memory_are_seen_as_anonymous() {
     server.stop().unwrap();
 }
 
+/// Placement only: the host's own kernels run, so that tokens and splits are those without Berth.
 fn options() -> Options {
     // `-lv 4` shows the splits.
-    Options { context: 256, ..Options::default() }.arg(&["-lv", "4"])
+    Options { context: 256, ..Options::default() }.arg(&["-lv", "4"]).env("BERTH_FUSE", "0")
 }
 
 /// Starts a server and asks it for a few tokens. One at a time: two would compete for the machine's two cores.
