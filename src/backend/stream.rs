@@ -13,7 +13,7 @@ use super::run::{Abort, Engine};
 use super::{Instance, Kind};
 use crate::abi::*;
 use crate::error::Result;
-use crate::{log, moe};
+use crate::{config, log, moe};
 
 /// `GGML_MAX_N_THREADS`: more, the host itself does not take.
 const MOST_THREADS: usize = 512;
@@ -60,6 +60,8 @@ const V2: ggml_backend_i_v2 = ggml_backend_i_v2 {
 /// What a backend's context is.
 struct Stream {
     instance: &'static Instance,
+    /// Whether its device computes at all: one does, unless it is switched off.
+    computes: bool,
     /// 0 until the host sets it.
     threads: AtomicUsize,
     engine: Mutex<Engine>,
@@ -68,13 +70,14 @@ struct Stream {
 /// A new backend of a device. The host ends it through `free`.
 ///
 /// # Errors
-/// If `BERTH_ISA` is not understood.
+/// If a setting is not understood.
 pub(super) fn new(instance: &'static Instance, device: *mut ggml_backend_device) -> Result<*mut ggml_backend> {
     fn boxed<I>(iface: I, context: *mut c_void, device: *mut ggml_backend_device) -> *mut ggml_backend {
         Box::into_raw(Box::new(ggml_backend_of { guid: &raw const GUID, iface, device, context })).cast()
     }
     let engine = Mutex::new(Engine::new(moe::table(moe::isa::detect()?)));
-    let context = into_foreign(Stream { instance, threads: AtomicUsize::new(0), engine });
+    let computes = instance.kind_of(device) == Some(Kind::CpuMmap) && config::get()?.fuse;
+    let context = into_foreign(Stream { instance, computes, threads: AtomicUsize::new(0), engine });
     Ok(match instance.host.layout {
         Layout::V1 => boxed(V1, context, device),
         Layout::V2 | Layout::V3 => boxed(V2, context, device),
@@ -120,6 +123,11 @@ unsafe extern "C" fn graph_compute<I>(backend: *mut ggml_backend, graph: *mut gg
         };
         if nodes.is_empty() {
             return GGML_STATUS_SUCCESS;
+        }
+        if !stream.computes {
+            // `supports_op` claims nothing, so no scheduler gets here; a caller that insists is told so.
+            log::error!("a graph of {} nodes was sent to a device that computes nothing", nodes.len());
+            return GGML_STATUS_FAILED;
         }
         let mut engine = stream.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let graph = Graph { nodes, raw: graph, host: &stream.instance.host };
