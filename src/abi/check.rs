@@ -56,6 +56,12 @@ pub struct Ops {
     pub relu: c_int,
     /// `GGML_OP_SQR`.
     pub sqr: c_int,
+    /// `GGML_OP_REPEAT`.
+    pub repeat: c_int,
+    /// `GGML_OP_GET_ROWS`.
+    pub get_rows: c_int,
+    /// `GGML_OP_CLAMP`.
+    pub clamp: c_int,
 }
 
 /// Makes tensors through the host's own functions and compares what is in memory with what the mirror says.
@@ -81,16 +87,17 @@ pub(super) fn tensor_and_ops(api: &Api, swiglu_clamp: Option<SwigluClamp>) -> Re
 /// `ctx` must be a context of the host with room for thirty tensors and `no_alloc` set.
 unsafe fn probe(api: &Api, swiglu_clamp: Option<SwigluClamp>, ctx: *mut ggml_context) -> Result<Ops> {
     // SAFETY: shapes are positive and types valid in every version; the returned tensors lie in the context.
-    let (a, b, ids, experts, bias) = unsafe {
+    let (a, b, ids, experts, bias, ids_of_one) = unsafe {
         (
             (api.ggml_new_tensor_4d)(ctx, GGML_TYPE_F16, 64, 5, 3, 2),
             (api.ggml_new_tensor_4d)(ctx, GGML_TYPE_F32, 64, 2, 7, 1),
             (api.ggml_new_tensor_4d)(ctx, GGML_TYPE_I32, 2, 7, 1, 1),
             (api.ggml_new_tensor_4d)(ctx, GGML_TYPE_F16, 64, 32, 4, 1),
             (api.ggml_new_tensor_4d)(ctx, GGML_TYPE_F32, 64, 4, 1, 1),
+            (api.ggml_new_tensor_4d)(ctx, GGML_TYPE_I32, 2, 4, 1, 1),
         )
     };
-    for tensor in [a, b, ids, experts, bias] {
+    for tensor in [a, b, ids, experts, bias, ids_of_one] {
         if tensor.is_null() {
             return Err(differs("ggml_new_tensor_4d returned NULL"));
         }
@@ -126,7 +133,8 @@ unsafe fn probe(api: &Api, swiglu_clamp: Option<SwigluClamp>, ctx: *mut ggml_con
     expect("ggml_nbytes", unsafe { (api.ggml_nbytes)(a) }, 64 * 5 * 3 * 2 * 2)?;
 
     // SAFETY: all operands lie in the context and have shapes the constructors accept: b is [64, 2, 7], ids [2, 7], experts [64, 32, 4],
-    // bias [64, 4], so that ids->ne[0] is a multiple of b->ne[1] and ids->ne[1] equals b->ne[2].
+    // bias [64, 4], so that ids->ne[0] is a multiple of b->ne[1] and ids->ne[1] equals b->ne[2]; and ids_of_one [2, 4] has as many columns as
+    // experts has matrices, as GET_ROWS wants it.
     let made = unsafe {
         [
             (api.ggml_add)(ctx, b, b),
@@ -148,6 +156,9 @@ unsafe fn probe(api: &Api, swiglu_clamp: Option<SwigluClamp>, ctx: *mut ggml_con
             (api.ggml_sqr)(ctx, b),
             (api.ggml_permute)(ctx, b, 0, 2, 1, 3),
             (api.ggml_transpose)(ctx, b),
+            (api.ggml_repeat)(ctx, b, b),
+            (api.ggml_get_rows)(ctx, experts, ids_of_one),
+            (api.ggml_clamp)(ctx, b, -3.0, 5.0),
         ]
     };
     // SAFETY: likewise.
@@ -176,12 +187,17 @@ unsafe fn probe(api: &Api, swiglu_clamp: Option<SwigluClamp>, ctx: *mut ggml_con
         sqr,
         permute,
         transpose,
+        repeat,
+        get_rows,
+        clamp_op,
     ] = made.map(|t| unsafe { &*t });
     expect("src", mul_mat_id.src[..3].to_vec(), vec![experts, b, ids])?;
     expect("ne of MUL_MAT_ID", mul_mat_id.ne, [32, 2, 7, 1])?;
     expect("view_src", view.view_src, b)?;
     expect("view_offs", view.view_offs, 16)?;
     expect("op_params of SWIGLU_OAI", [swiglu_oai.op_params[2], swiglu_oai.op_params[3]], [1.702f32, 7.0].map(|f| f.to_bits() as i32))?;
+
+    expect("op_params of CLAMP", [clamp_op.op_params[0], clamp_op.op_params[1]], [-3.0f32, 5.0].map(|f| f.to_bits() as i32))?;
 
     // SAFETY: not NULL, and made by the host.
     let clamp = clamp.map(|t| unsafe { &*t });
@@ -218,6 +234,9 @@ unsafe fn probe(api: &Api, swiglu_clamp: Option<SwigluClamp>, ctx: *mut ggml_con
         gelu: unary(gelu, "GELU")?,
         relu: unary(relu, "RELU")?,
         sqr: op(sqr, "SQR")?,
+        repeat: op(repeat, "REPEAT")?,
+        get_rows: op(get_rows, "GET_ROWS")?,
+        clamp: op(clamp_op, "CLAMP")?,
     })
 }
 

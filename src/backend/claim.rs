@@ -43,7 +43,13 @@ impl<'a> Claims<'a> {
         } else if op == ops.glu || op == ops.unary || op == ops.sqr {
             self.activation(node).unwrap_or(false)
         } else if op == ops.mul {
-            self.weighted(node).unwrap_or(false)
+            self.multiplied(node)
+        } else if op == ops.repeat {
+            is_scale(ops, node)
+        } else if op == ops.get_rows {
+            is_scale_of_choices(ops, node)
+        } else if op == ops.clamp {
+            self.limited(node).unwrap_or(false)
         } else if op == ops.add {
             self.sum(node).unwrap_or(false)
         } else if op == ops.cont {
@@ -84,17 +90,50 @@ impl<'a> Claims<'a> {
         !(tokens >= self.config.offload_min_batch as usize && self.instance.has_gpu())
     }
 
-    /// A product, with a bias or a factor or without.
-    fn is_product(&self, node: Node<'_>) -> bool {
+    /// A product, with a scale or a bias or without.
+    fn is_projection(&self, node: Node<'_>) -> bool {
         let (op, ops) = (node.op(), self.ops());
-        (op == ops.mul_mat_id || op == ops.add_id || op == ops.mul) && self.takes(node)
+        ((op == ops.mul_mat_id || op == ops.add_id) && self.takes(node)) || self.scaled(node).unwrap_or(false)
+    }
+
+    /// A projection, weighted or not.
+    fn is_product(&self, node: Node<'_>) -> bool {
+        self.is_projection(node) || self.weighted(node).unwrap_or(false)
+    }
+
+    fn multiplied(&self, node: Node<'_>) -> bool {
+        [Self::scaled, Self::weighted, Self::limited_gate].iter().any(|is| is(self, node).unwrap_or(false))
+    }
+
+    /// `MUL` of a product with the scale of its expert.
+    fn scaled(&self, node: Node<'_>) -> Option<bool> {
+        let ops = self.ops();
+        let (x, scale) = (node.src(0)?, node.src(1)?);
+        let same_ids = || x.src(2).zip(scale.src(1)).is_some_and(|(a, b)| a.is(b));
+        let fits = node.op() == ops.mul && node.is_packed() && x.is_rows() && scale.shape() == [1, x.ne(1), x.ne(2), 1];
+        Some(fits && x.op() == ops.mul_mat_id && is_scale_of_choices(ops, scale) && same_ids() && self.takes(x))
+    }
+
+    /// `CLAMP` of a projection, or of its SiLU.
+    fn limited(&self, node: Node<'_>) -> Option<bool> {
+        let (x, ops) = (node.src(0)?, self.ops());
+        let silu = || x.op() == ops.unary && x.param(0) == ops.silu && self.takes(x);
+        Some(node.is_packed() && x.is_rows() && (silu() || self.is_projection(x)))
+    }
+
+    /// `MUL` of the two limited sides.
+    fn limited_gate(&self, node: Node<'_>) -> Option<bool> {
+        let (gate, up) = (node.src(0)?, node.src(1)?);
+        let fits = node.op() == self.ops().mul && node.is_packed() && gate.shape() == up.shape();
+        let both = [gate, up].iter().all(|n| n.op() == self.ops().clamp && self.limited(*n).unwrap_or(false));
+        Some(fits && both)
     }
 
     /// `ADD_ID` on a product.
     fn bias(&self, node: Node<'_>) -> Option<bool> {
         let (x, bias, ids) = (node.src(0)?, node.src(1)?, node.src(2)?);
         let fits = node.is_rows() && x.is_rows() && bias.is_rows() && bias.ne(2) == 1 && ids.is_ids() && bias.ne(0) == x.ne(0);
-        Some(fits && x.op() == self.ops().mul_mat_id && self.takes(x))
+        Some(fits && x.op() != self.ops().add_id && self.is_projection(x))
     }
 
     fn activation(&self, node: Node<'_>) -> Option<bool> {
@@ -105,7 +144,7 @@ impl<'a> Claims<'a> {
         if node.op() == self.ops().sqr {
             return Some(fits && gate.op() == self.ops().unary && self.takes(gate));
         }
-        let fed = |n: Node<'_>| n.op() != self.ops().mul && self.is_product(n);
+        let fed = |n: Node<'_>| self.is_projection(n);
         let up = node.src(1).map(|up| up.viewed().unwrap_or(up));
         Some(fits && fed(base) && up.is_none_or(fed))
     }
@@ -113,8 +152,9 @@ impl<'a> Claims<'a> {
     /// `MUL` of a product, or of what the activation made of one, with a factor per token and choice.
     fn weighted(&self, node: Node<'_>) -> Option<bool> {
         let (x, factor) = (node.src(0)?, node.src(1)?);
-        let fits = node.is_packed() && x.is_rows() && factor.is_rows() && factor.shape() == [1, x.ne(1), x.ne(2), 1];
-        Some(fits && x.op() != self.ops().mul && (self.is_product(x) || self.activation(x).unwrap_or(false)))
+        let fits = node.op() == self.ops().mul && node.is_packed() && x.is_rows() && factor.is_rows();
+        let per_choice = factor.shape() == [1, x.ne(1), x.ne(2), 1];
+        Some(fits && per_choice && (self.is_projection(x) || self.activation(x).unwrap_or(false)))
     }
 
     /// `ADD` of two choices of the same product, or of one to such a sum.
@@ -137,6 +177,21 @@ impl<'a> Claims<'a> {
 pub(super) fn is_view(ops: &Ops, node: Node<'_>) -> bool {
     let op = node.op();
     op == ops.view || op == ops.reshape || op == ops.permute || op == ops.transpose || op == 0
+}
+
+/// One value per expert, repeated for every token: `[1, experts, 1]` to `[1, experts, tokens]`. The values come from a tensor that is just
+/// there, reshaped (or from a copy of it that the host made).
+pub(super) fn is_scale(ops: &Ops, node: Node<'_>) -> bool {
+    let Some(x) = node.src(0) else { return false };
+    let there = x.op() == 0 || (x.op() == ops.reshape && x.viewed().is_some_and(|v| v.op() == 0));
+    node.op() == ops.repeat && there && x.is_rows() && node.is_packed() && x.shape() == [1, node.ne(1), 1, 1] && node.ne(0) == 1
+}
+
+/// Of such values, those of the experts that each token chose: `[1, used, tokens]`.
+pub(super) fn is_scale_of_choices(ops: &Ops, node: Node<'_>) -> bool {
+    let (Some(scale), Some(ids)) = (node.src(0), node.src(1)) else { return false };
+    let fits = ids.is_ids() && node.is_packed() && node.shape() == [1, ids.ne(0), ids.ne(1), 1] && scale.ne(2) == ids.ne(1);
+    node.op() == ops.get_rows && fits && is_scale(ops, scale)
 }
 
 /// The activation of a `GLU` or `UNARY` node, or of `SQR`, which is one only after a ReLU.

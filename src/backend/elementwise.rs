@@ -54,7 +54,7 @@ fn differ() -> Error {
 ///
 /// # Safety
 /// The tensors have memory as their shapes and strides say; `out` overlaps an operand only if it lies exactly there.
-pub(super) unsafe fn binary(team: &Team, out: Node<'_>, a: Node<'_>, b: Node<'_>, f: fn(f32, f32) -> f32) -> Result<()> {
+pub(super) unsafe fn binary(team: &Team, out: Node<'_>, a: Node<'_>, b: Node<'_>, f: impl Fn(f32, f32) -> f32 + Sync) -> Result<()> {
     let (out, a, b) = (View::new(out)?, View::new(a)?, View::new(b)?);
     if [a.rows, b.rows] != [out.rows; 2] || a.width != out.width || ![1, a.width].contains(&b.width) {
         return Err(differ());
@@ -78,24 +78,75 @@ pub(super) unsafe fn copy(team: &Team, out: Node<'_>, x: Node<'_>) -> Result<()>
     unsafe { binary(team, out, x, x, |a, _| a) }
 }
 
+/// The value, or the bound that it is beyond; NaN stays.
+pub(super) fn clamp(x: f32, low: f32, high: f32) -> f32 {
+    match x {
+        x if x < low => low,
+        x if x > high => high,
+        x => x,
+    }
+}
+
+/// `out[:, e, t] = x[:, e]`.
+///
+/// # Safety
+/// As for [`binary`]; `out` does not overlap `x`.
+pub(super) unsafe fn repeat(team: &Team, out: Node<'_>, x: Node<'_>) -> Result<()> {
+    let (out, x) = (View::new(out)?, View::new(x)?);
+    if x.rows != [out.rows[0], 1] || x.width != out.width {
+        return Err(differ());
+    }
+    // SAFETY: inside the rows of both views, which have the same width.
+    each_row(team, out.count(), |r| unsafe { out.row(r).copy_from_nonoverlapping(x.row(r % out.rows[0]), out.width) });
+    Ok(())
+}
+
+/// `out[:, j, t] = x[:, ids[j, t], t]`.
+///
+/// # Safety
+/// As for [`binary`]; `out` does not overlap `x`.
+pub(super) unsafe fn choose(team: &Team, out: Node<'_>, x: Node<'_>, ids: Node<'_>) -> Result<()> {
+    let (out, x) = (View::new(out)?, View::new(x)?);
+    if x.rows[1] != out.rows[1] || x.width != out.width {
+        return Err(differ());
+    }
+    // SAFETY: the caller vouches for the tensors.
+    let ids = unsafe { chosen(out, x.rows[0], ids) }?;
+    let from = |r: usize| x.row(r / out.rows[0] * x.rows[0] + ids[r]);
+    // SAFETY: inside the rows of both views, which have the same width; the id is that of a row of this token.
+    each_row(team, out.count(), |r| unsafe { out.row(r).copy_from_nonoverlapping(from(r), out.width) });
+    Ok(())
+}
+
+/// The ids of all rows, each looked at before anything is written.
+///
+/// # Safety
+/// As for [`binary`].
+unsafe fn chosen(out: View, experts: usize, ids: Node<'_>) -> Result<Vec<usize>> {
+    let (base, strides) = (ids.data().cast::<i32>(), [ids.nb(0), ids.nb(1)]);
+    if [ids.ne(0), ids.ne(1)] != out.rows || base.is_null() {
+        return Err(differ());
+    }
+    let id = |r: usize| {
+        let at = base.wrapping_byte_add(r % out.rows[0] * strides[0] + r / out.rows[0] * strides[1]);
+        // SAFETY: inside the table, whose shape is that of the rows.
+        usize::try_from(unsafe { at.read() }).ok().filter(|id| *id < experts)
+    };
+    let ids: Option<Vec<usize>> = (0..out.count()).map(id).collect();
+    ids.ok_or_else(|| Error::invalid(format!("an id is not one of {experts} experts")))
+}
+
 /// `out[:, j, t] = x[:, j, t] + bias[:, ids[j, t]]`.
 ///
 /// # Safety
 /// As for [`binary`].
 pub(super) unsafe fn add_id(team: &Team, out: Node<'_>, x: Node<'_>, bias: Node<'_>, ids: Node<'_>) -> Result<()> {
     let (out, x, bias) = (View::new(out)?, View::new(x)?, View::new(bias)?);
-    let (experts, ids_base, ids_strides) = (bias.rows[0], ids.data().cast::<i32>(), [ids.nb(0), ids.nb(1)]);
-    if x.rows != out.rows || [x.width, bias.width] != [out.width; 2] || [ids.ne(0), ids.ne(1)] != out.rows || ids_base.is_null() {
+    if x.rows != out.rows || [x.width, bias.width] != [out.width; 2] {
         return Err(differ());
     }
-    let id = |r: usize| {
-        let at = ids_base.wrapping_byte_add(r % out.rows[0] * ids_strides[0] + r / out.rows[0] * ids_strides[1]);
-        // SAFETY: inside the table, whose shape is that of the rows.
-        usize::try_from(unsafe { at.read() }).ok().filter(|id| *id < experts)
-    };
-    // All are looked at before anything is written.
-    let ids: Option<Vec<usize>> = (0..out.count()).map(id).collect();
-    let ids = ids.ok_or_else(|| Error::invalid(format!("an id is not one of {experts} experts")))?;
+    // SAFETY: the caller vouches for the tensors.
+    let ids = unsafe { chosen(out, bias.rows[0], ids) }?;
     each_row(team, out.count(), |r| {
         let (o, x, b) = (out.row(r), x.row(r), bias.row(ids[r]));
         for i in 0..out.width {

@@ -3,20 +3,22 @@
 //! Owns: [`Block`] and the matcher. Must not know: how anything is computed.
 //!
 //! A block is, in this order and with nothing but views between: the products with gate and up (or with both merged, or with up alone), each
-//! with an optional bias; the activation; the product with down, with an optional bias; optionally the multiplication with the routing
+//! with an optional scale per expert and an optional bias; the activation; the product with down, with an optional bias; optionally the multiplication with the routing
 //! weights; then the choices of each token added up one by one, or copied if there is only one. Whether a value inside is needed outside is
 //! for the host to say (`ggml_can_fuse_subgraph_ext`): it counts the uses in the whole graph, of which this may be a part.
 
-use super::claim::{activation, is_view};
+use super::claim::{activation, is_scale, is_scale_of_choices, is_view};
 use super::node::Node;
 use crate::abi::{CanFuseSubgraph, Host, Ops, ggml_cgraph};
 use crate::moe::Activation;
 use crate::report::blocks::NodeByNode;
 
-/// A product and its bias.
+/// A product, its scale and its bias.
 #[derive(Clone, Copy)]
 pub(super) struct Product<'a> {
     pub(super) weights: Node<'a>,
+    /// `[1, experts, 1]`.
+    pub(super) scale: Option<Node<'a>>,
     pub(super) bias: Option<Node<'a>>,
     /// First row of weights and bias that is meant, and how many: merged weights are two products.
     pub(super) rows: [usize; 2],
@@ -69,8 +71,13 @@ impl<'a> Walk<'_, 'a> {
     }
 
     fn peek(&self) -> Option<(usize, Node<'a>)> {
+        self.ahead().next()
+    }
+
+    /// The nodes to come that are not views.
+    fn ahead(&self) -> impl Iterator<Item = (usize, Node<'a>)> {
         let rest = self.graph.nodes.iter().enumerate().skip(self.next);
-        rest.map(|(i, n)| (i, *n)).find(|(_, n)| !self.graph.is_view(*n))
+        rest.map(|(i, n)| (i, *n)).filter(|(_, n)| !self.graph.is_view(*n))
     }
 
     /// Marks the node as part of the block.
@@ -132,16 +139,21 @@ impl<'a> Graph<'a> {
         let first = self.product(walk)?;
         let [x, ids] = [first.1.src(1)?, first.1.src(2)?];
         let of_same = |p: &(Product<'a>, Node<'a>, Node<'a>)| p.1.src(1).is_some_and(|s| s.is(x)) && p.1.src(2).is_some_and(|s| s.is(ids));
-        let mut products = vec![first];
-        if walk.peek()?.1.op() == ops.mul_mat_id {
-            products.push(self.product(walk).filter(of_same)?);
-        }
-        let (activation, act) = self.activation(walk)?;
-        let source = act.source;
-        let (gate, up) = self.sides(walk, &products, source, activation)?;
+        let (gate, up, activation, activated) = if self.is_limited(walk) {
+            let (up, limit, result) = self.limited(walk, first.2, of_same)?;
+            (Some(first.0), up, Activation::SwiGluLimit { limit }, result)
+        } else {
+            let mut products = vec![first];
+            if walk.peek()?.1.op() == ops.mul_mat_id {
+                products.push(self.product(walk).filter(of_same)?);
+            }
+            let (activation, act) = self.activation(walk)?;
+            let (gate, up) = self.sides(walk, &products, act.source, activation)?;
+            (gate, up, activation, act.result)
+        };
 
         let (down, product, tail) = self.product(walk)?;
-        if !product.src(1)?.is(act.result) || !product.src(2)?.is(ids) {
+        if !product.src(1)?.is(activated) || !product.src(2)?.is(ids) {
             return None;
         }
         let mut tail = tail;
@@ -160,17 +172,55 @@ impl<'a> Graph<'a> {
         fits.then_some((Block { gate, up, down, activation, x, ids, weights, out, nodes: [0; 2] }, last))
     }
 
-    /// A product with its bias: what it is, the product's node, the node of the result.
+    /// Whether a SiLU that is limited comes next.
+    fn is_limited(&self, walk: &Walk<'_, 'a>) -> bool {
+        let mut ops = walk.ahead().map(|(_, n)| n.op());
+        ops.next() == Some(self.ops().unary) && ops.next() == Some(self.ops().clamp)
+    }
+
+    /// SiLU of the gate and its upper limit, the product with up and its limits, the product of both: up, the limit, the result.
+    fn limited(
+        &self,
+        walk: &mut Walk<'_, 'a>,
+        gate: Node<'a>,
+        of_same: impl Fn(&(Product<'a>, Node<'a>, Node<'a>)) -> bool,
+    ) -> Option<(Product<'a>, f32, Node<'a>)> {
+        let ops = self.ops();
+        let silu = walk.take(ops.unary).filter(|n| activation(ops, *n) == Some(Activation::Silu))?;
+        let first = walk.take(ops.clamp)?;
+        let up = self.product(walk).filter(of_same)?;
+        let second = walk.take(ops.clamp)?;
+        let result = walk.take(ops.mul)?;
+        let limit = first.float_param(1);
+        let limits = [first.float_param(0), second.float_param(0), second.float_param(1)] == [f32::NEG_INFINITY, -limit, limit];
+        let chained = silu.src(0)?.is(gate) && first.src(0)?.is(silu) && second.src(0)?.is(up.2);
+        let both = result.src(0)?.is(first) && result.src(1)?.is(second);
+        (limits && limit > 0.0 && chained && both).then_some((up.0, limit, result))
+    }
+
+    /// A product with its scale and its bias: what it is, the product's node, the node of the result.
     fn product(&self, walk: &mut Walk<'_, 'a>) -> Option<(Product<'a>, Node<'a>, Node<'a>)> {
         let node = walk.take(self.ops().mul_mat_id)?;
         let weights = node.src(0)?;
-        let mut product = Product { weights, bias: None, rows: [0, weights.ne(1)] };
+        let mut product = Product { weights, scale: None, bias: None, rows: [0, weights.ne(1)] };
+        let ids = node.src(2)?;
+        let mut result = node;
+        if walk.peek().is_some_and(|(_, n)| is_scale(self.ops(), n) && n.ne(1) == weights.ne(2)) {
+            let repeated = walk.take(self.ops().repeat)?;
+            let chosen = walk.take(self.ops().get_rows)?;
+            let scaled = walk.take(self.ops().mul)?;
+            let of_it = chosen.src(0)?.is(repeated) && chosen.src(1)?.is(ids) && is_scale_of_choices(self.ops(), chosen);
+            if !of_it || !scaled.src(0)?.is(node) || !scaled.src(1)?.is(chosen) || scaled.shape() != node.shape() {
+                return None;
+            }
+            (product.scale, result) = (repeated.src(0), scaled);
+        }
         let is_its_bias = |n: Node<'_>| {
-            let same_ids = n.src(2).zip(node.src(2)).is_some_and(|(a, b)| a.is(b));
-            n.op() == self.ops().add_id && same_ids && n.src(0).is_some_and(|s| s.is(node))
+            let same_ids = n.src(2).is_some_and(|i| i.is(ids));
+            n.op() == self.ops().add_id && same_ids && n.src(0).is_some_and(|s| s.is(result))
         };
         if walk.peek().is_none_or(|(_, n)| !is_its_bias(n)) {
-            return Some((product, node, node));
+            return Some((product, node, result));
         }
         let bias = walk.take(self.ops().add_id)?;
         product.bias = bias.src(1);

@@ -147,6 +147,19 @@ impl Engine {
                 let f = if op == ops.mul { |a: f32, b: f32| a * b } else { |a: f32, b: f32| a + b };
                 return elementwise::binary(&self.team, node, a, b, f);
             }
+            if op == ops.clamp {
+                let [x] = operands(node)?;
+                let [low, high] = [node.float_param(0), node.float_param(1)];
+                return elementwise::binary(&self.team, node, x, x, move |a, _| elementwise::clamp(a, low, high));
+            }
+            if op == ops.repeat {
+                let [x] = operands(node)?;
+                return elementwise::repeat(&self.team, node, x);
+            }
+            if op == ops.get_rows {
+                let [x, of] = operands(node)?;
+                return elementwise::choose(&self.team, node, x, of);
+            }
             if op == ops.cont {
                 let [x] = operands(node)?;
                 return elementwise::copy(&self.team, node, x);
@@ -197,7 +210,16 @@ unsafe fn projection<'a>(product: Product<'a>) -> Result<Projection<'a>> {
         let values = unsafe { std::slice::from_raw_parts(b.data().cast_const().cast::<f32>(), (experts - 1) * stride + width) };
         PerExpert::new(&values[first..], rows, experts, stride)
     });
-    Ok(Projection { matrix, scale: None, bias: bias.transpose()? })
+    let scale = product.scale.map(|s| {
+        let (experts, stride) = (s.ne(1), s.nb(1) / 4);
+        if s.data().is_null() {
+            return Err(Error::invalid("a scale without memory"));
+        }
+        // SAFETY: one f32 per expert (`is_scale` was asked before it was claimed), from the first to the last.
+        let values = unsafe { std::slice::from_raw_parts(s.data().cast_const().cast::<f32>(), (experts - 1) * stride + 1) };
+        PerExpert::new(values, 1, experts, stride)
+    });
+    Ok(Projection { matrix, scale: scale.transpose()?, bias: bias.transpose()? })
 }
 
 /// # Safety

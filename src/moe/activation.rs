@@ -24,6 +24,11 @@ pub enum Activation {
         /// Bound of both inputs.
         limit: f32,
     },
+    /// `min(silu(gate), limit) * clamp(up, -limit, limit)`.
+    SwiGluLimit {
+        /// Bound of both factors.
+        limit: f32,
+    },
     /// `gelu(gate) * up`, GELU with the tangent.
     GeGlu,
     /// `gelu(gate) * up`, GELU with the error function.
@@ -154,6 +159,7 @@ pub fn apply(activation: Activation, gate: &mut [f32], up: &[f32]) {
             g * sigmoid(alpha * g) * (within(u, limit) + 1.0)
         }),
         Activation::SwiGluClamp { limit } => zip(gate, up, |g, u| silu(at_most(g, limit)) * within(u, limit)),
+        Activation::SwiGluLimit { limit } => zip(gate, up, |g, u| at_most(silu(g), limit) * within(u, limit)),
         Activation::GeGlu => zip(gate, up, |g, u| gelu(g) * u),
         Activation::GeGluErf => zip(gate, up, |g, u| gelu_erf(g) * u),
         Activation::GeGluQuick => zip(gate, up, |g, u| gelu_quick(g) * u),
@@ -200,12 +206,13 @@ mod tests {
         let silu = |x: f64| x * sigmoid(x);
         let gelu = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh());
         type Formula<'a> = &'a dyn Fn(f64, f64) -> f64;
-        let cases: [(Activation, Formula<'_>); 11] = [
+        let cases: [(Activation, Formula<'_>); 12] = [
             (Activation::SwiGlu, &|g, u| silu(g) * u),
             (Activation::SwiGluOai { alpha: 1.702, limit: 7.0 }, &|g, u| {
                 g.min(7.0) * sigmoid(1.702 * g.min(7.0)) * (u.clamp(-7.0, 7.0) + 1.0)
             }),
             (Activation::SwiGluClamp { limit: 3.0 }, &|g, u| silu(g.min(3.0)) * u.clamp(-3.0, 3.0)),
+            (Activation::SwiGluLimit { limit: 3.0 }, &|g, u| silu(g).min(3.0) * u.clamp(-3.0, 3.0)),
             (Activation::GeGlu, &|g, u| gelu(g) * u),
             (Activation::GeGluErf, &|g, u| 0.5 * g * erfc64(-g / 2f64.sqrt()) * u),
             (Activation::GeGluQuick, &|g, u| g * sigmoid(1.702 * g) * u),
@@ -244,6 +251,7 @@ mod tests {
             Activation::SwiGlu,
             Activation::SwiGluOai { alpha: 1.702, limit: 7.0 },
             Activation::SwiGluClamp { limit: 7.0 },
+            Activation::SwiGluLimit { limit: 7.0 },
             Activation::GeGlu,
             Activation::GeGluErf,
             Activation::GeGluQuick,

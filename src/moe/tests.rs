@@ -132,6 +132,7 @@ fn every_activation_with_biases_and_scales_is_close_to_f64() {
         Activation::SwiGlu,
         Activation::SwiGluOai { alpha: 1.702, limit: 7.0 },
         Activation::SwiGluClamp { limit: 0.5 },
+        Activation::SwiGluLimit { limit: 0.25 },
         Activation::GeGlu,
         Activation::GeGluErf,
         Activation::GeGluQuick,
