@@ -1,12 +1,13 @@
 // Greedy generation with any libllama since April 2025, through its exported functions alone: no header of llama.cpp or ggml is included.
 //
-//     greedy LIBLLAMA BACKEND_DIR MODEL PROMPT N [PATTERN=BUFFER_TYPE ...]
+//     greedy [-c CONTEXTS] [-t THREADS] LIBLLAMA BACKEND_DIR MODEL PROMPT N [PATTERN=BUFFER_TYPE ...]
 //
 // Opens LIBLLAMA, lets its ggml load the backends of BACKEND_DIR and the one named by GGML_BACKEND_PATH, loads MODEL with the rules given
 // (what `-ot` does in llama.cpp's own tools), and decodes N tokens. PROMPT is text, or "@1,2,3" for token ids. Standard output:
 //
 //     device NAME BUFFER_TYPE      for every registered device
 //     tokens ID ID ...             the N generated tokens
+//     threads COUNT                the most threads that this process had after a step
 //     logits HASH                  64 bits (FNV-1a) over every logit of every step: equal hashes mean equal arithmetic, bit for bit
 //
 // Structs without a header. llama.cpp returns and takes its parameter structs by value, and their fields change from version to version.
@@ -20,13 +21,18 @@
 //     in registers), so a longer copy moves nothing else; and no member, of theirs or of the blob, asks for more than 8-byte alignment.
 //
 // Two facts about fields are relied upon: `llama_model_params` has begun with the pointers `devices` and `tensor_buft_overrides` since April
-// 2025, and `llama_context_params` begins with `uint32_t n_ctx`. Threads are set by a function, not by a field: one thread, because several
-// hosts wait for their threads by spinning, which takes minutes when other tests run on the same cores.
+// 2025, and `llama_context_params` begins with `uint32_t n_ctx`. Threads are set by a function, not by a field: one thread unless told
+// otherwise, because several hosts wait for their threads by spinning, which takes minutes when other tests run on the same cores.
+//
+// With several contexts each is made and used by a thread of its own, all at the same time and with the same prompt, on one model; each prints
+// its lines.
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,7 +44,7 @@
 #error "passing structs as blobs is argued for x86-64 System V only"
 #endif
 
-enum { BLOB_BYTES = 1024, UNTOUCHED = 0x5A, MAX_PROMPT = 1024, MAX_RULES = 15, MAX_STEPS = 256, N_CTX = 512, N_THREADS = 1 };
+enum { BLOB_BYTES = 1024, UNTOUCHED = 0x5A, MAX_PROMPT = 1024, MAX_RULES = 15, MAX_STEPS = 256, N_CTX = 512, MAX_CONTEXTS = 8 };
 
 typedef struct {
     unsigned char bytes[BLOB_BYTES];
@@ -218,9 +224,89 @@ static int32_t largest(const float * logits, int32_t n) {
     return best;
 }
 
+// How many threads this process has.
+static int32_t count_threads(void) {
+    DIR * tasks = opendir("/proc/self/task");
+    if (tasks == NULL) {
+        fail("cannot list", "/proc/self/task");
+    }
+    int32_t n = 0;
+    for (const struct dirent * task = readdir(tasks); task != NULL; task = readdir(tasks)) {
+        n += task->d_name[0] != '.';
+    }
+    closedir(tasks);
+    return n;
+}
+
+// What a context does, and what came of it.
+typedef struct {
+    void * model;
+    const char * path;
+    const char * prompt;
+    int32_t n_threads;
+    int32_t steps;
+    int32_t generated[MAX_STEPS];
+    int32_t most_threads;
+    uint64_t hash;
+} job;
+
+static void * generate(void * argument) {
+    job * j = argument;
+    const uint32_t n_ctx = N_CTX;
+    blob context_params = blank();
+    llama_context_default_params(&context_params);
+    made(&context_params, "llama_context_params");
+    memcpy(context_params.bytes, &n_ctx, sizeof n_ctx);
+    void * context = llama_init_from_model(j->model, context_params);
+    if (context == NULL) {
+        fail("cannot make a context for", j->path);
+    }
+    llama_set_n_threads(context, j->n_threads, j->n_threads);
+
+    const void * vocab = llama_model_get_vocab(j->model);
+    const int32_t n_vocab = llama_vocab_n_tokens(vocab);
+    int32_t tokens[MAX_PROMPT];
+    int32_t n_tokens = parse_prompt(vocab, j->prompt, tokens);
+    j->hash = UINT64_C(0xcbf29ce484222325);
+    for (int32_t step = 0; step < j->steps; step++) {
+        blob batch = blank();
+        llama_batch_get_one(&batch, tokens, n_tokens);
+        made(&batch, "llama_batch");
+        if (llama_decode(context, batch) != 0) {
+            fail("cannot decode", j->path);
+        }
+        const float * logits = llama_get_logits_ith(context, -1);
+        if (logits == NULL) {
+            fail("no logits from", j->path);
+        }
+        const int32_t n_now = count_threads();
+        j->most_threads = n_now > j->most_threads ? n_now : j->most_threads;
+        j->hash = fnv1a(j->hash, logits, (size_t) n_vocab * sizeof *logits);
+        j->generated[step] = largest(logits, n_vocab);
+        tokens[0] = j->generated[step];
+        n_tokens = 1;
+    }
+    llama_free(context);
+    return NULL;
+}
+
+// The value of an option that may come first, which is removed from the arguments.
+static long option(int * argc, char *** argv, const char * name, long low, long high) {
+    if (*argc < 3 || strcmp((*argv)[1], name) != 0) {
+        return low;
+    }
+    const char * rest;
+    long value = parse_number((*argv)[2], low, high, &rest);
+    *argc -= 2;
+    *argv += 2;
+    return value;
+}
+
 int main(int argc, char ** argv) {
+    const int32_t n_contexts = (int32_t) option(&argc, &argv, "-c", 1, MAX_CONTEXTS);
+    const int32_t n_threads = (int32_t) option(&argc, &argv, "-t", 1, 64);
     if (argc < 6 || argc > 6 + MAX_RULES) {
-        fprintf(stderr, "usage: greedy LIBLLAMA BACKEND_DIR MODEL PROMPT N [PATTERN=BUFFER_TYPE ...]\n");
+        fprintf(stderr, "usage: greedy [-c CONTEXTS] [-t THREADS] LIBLLAMA BACKEND_DIR MODEL PROMPT N [PATTERN=BUFFER_TYPE ...]\n");
         return 2;
     }
     const char * rest;
@@ -244,46 +330,28 @@ int main(int argc, char ** argv) {
         fail("cannot load the model", argv[3]);
     }
 
-    const uint32_t n_ctx = N_CTX;
-    blob context_params = blank();
-    llama_context_default_params(&context_params);
-    made(&context_params, "llama_context_params");
-    memcpy(context_params.bytes, &n_ctx, sizeof n_ctx);
-    void * context = llama_init_from_model(model, context_params);
-    if (context == NULL) {
-        fail("cannot make a context for", argv[3]);
+    static job jobs[MAX_CONTEXTS];
+    for (int32_t i = 0; i < n_contexts; i++) {
+        jobs[i] = (job) { .model = model, .path = argv[3], .prompt = argv[4], .n_threads = n_threads, .steps = steps };
     }
-    llama_set_n_threads(context, N_THREADS, N_THREADS);
-
-    const void * vocab = llama_model_get_vocab(model);
-    const int32_t n_vocab = llama_vocab_n_tokens(vocab);
-    int32_t tokens[MAX_PROMPT];
-    int32_t n_tokens = parse_prompt(vocab, argv[4], tokens);
-    int32_t generated[MAX_STEPS];
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (int32_t step = 0; step < steps; step++) {
-        blob batch = blank();
-        llama_batch_get_one(&batch, tokens, n_tokens);
-        made(&batch, "llama_batch");
-        if (llama_decode(context, batch) != 0) {
-            fail("cannot decode", argv[3]);
+    pthread_t threads[MAX_CONTEXTS];
+    for (int32_t i = 1; i < n_contexts; i++) {
+        if (pthread_create(&threads[i], NULL, generate, &jobs[i]) != 0) {
+            fail("cannot make a thread for", argv[3]);
         }
-        const float * logits = llama_get_logits_ith(context, -1);
-        if (logits == NULL) {
-            fail("no logits from", argv[3]);
-        }
-        hash = fnv1a(hash, logits, (size_t) n_vocab * sizeof *logits);
-        generated[step] = largest(logits, n_vocab);
-        tokens[0] = generated[step];
-        n_tokens = 1;
+    }
+    generate(&jobs[0]);
+    for (int32_t i = 1; i < n_contexts; i++) {
+        pthread_join(threads[i], NULL);
     }
 
-    printf("tokens");
-    for (int32_t step = 0; step < steps; step++) {
-        printf(" %d", generated[step]);
+    for (int32_t i = 0; i < n_contexts; i++) {
+        printf("tokens");
+        for (int32_t step = 0; step < steps; step++) {
+            printf(" %d", jobs[i].generated[step]);
+        }
+        printf("\nthreads %d\nlogits %016llx\n", jobs[i].most_threads, (unsigned long long) jobs[i].hash);
     }
-    printf("\nlogits %016llx\n", (unsigned long long) hash);
-    llama_free(context);
     llama_model_free(model);
     llama_backend_free();
     return 0;
