@@ -1,0 +1,194 @@
+//! What people do with llama.cpp besides plain text, with Berth computing the experts: adapters, parallel clients, a draft model, a context that
+//! shifts, embeddings. Each runs and gives what it gives without Berth.
+//!
+//! The model has random floats, so that both sides compute with floats: their logits differ in the last digits, and texts sampled with a fixed
+//! seed are the same.
+
+#[path = "support/device.rs"]
+mod device;
+#[path = "support/preload.rs"]
+mod preload;
+#[path = "support/scratch.rs"]
+mod scratch;
+
+use std::path::Path;
+
+use device::{blocks, floats, with_berth};
+use ffi_tests::gguf::{Gguf, Type, Value, Writer};
+use ffi_tests::hosts::{self, Host};
+use ffi_tests::report::Blocks;
+use ffi_tests::run::{Options, Server, greedy_text};
+use ffi_tests::{models, skip, tools};
+use scratch::Scratch;
+use serde_json::{Value as Json, json};
+
+const HOST: &str = "sdist-dl";
+const PROMPT: &str = "A ship in harbor is safe";
+
+/// Runs `ask` on a server without Berth and on one with it; the answers must satisfy `same`. What the blocks of the latter were.
+fn on_servers<T: std::fmt::Debug>(args: &[&str], ask: impl Fn(&Server) -> T, same: impl Fn(&T, &T) -> bool) -> Option<(T, Blocks)> {
+    let host = hosts::require(HOST)?;
+    let model = floats();
+    let scratch = Scratch::new();
+    let run = |options: Options| {
+        let server = Server::start(&host, &model, &options).unwrap_or_else(|e| panic!("{args:?}: {e:#}"));
+        let answer = ask(&server);
+        server.stop().unwrap_or_else(|e| panic!("{args:?}: {e:#}"));
+        answer
+    };
+    let options = || Options::default().arg(args);
+    let (stock, with) = (run(options()), run(with_berth(options(), &scratch)));
+    assert!(same(&stock, &with), "{args:?}:\n   {with:?}\nnot {stock:?}");
+    Some((stock, blocks(&scratch)))
+}
+
+/// All blocks as one operation, but for those of the warm-up, in which all experts are computed.
+fn assert_fused(blocks: &Blocks) {
+    assert!(blocks.fused > 0 && blocks.reasons.iter().all(|r| r.reason == "some_choices"), "{blocks:?}");
+}
+
+/// Sampled tokens.
+fn sampled(server: &Server, prompt: &str, tokens: u32) -> Vec<i64> {
+    let body = json!({
+        "prompt": prompt, "n_predict": tokens, "temperature": 1.0, "seed": 3, "cache_prompt": false, "ignore_eos": true, "return_tokens": true,
+    });
+    let answer = server.post("/completion", &body).unwrap_or_else(|e| panic!("{e:#}"));
+    let tokens: Vec<i64> = answer["tokens"].as_array().into_iter().flatten().filter_map(Json::as_i64).collect();
+    assert!(!tokens.is_empty(), "{answer}");
+    tokens
+}
+
+fn the_text_is_the_same(args: &[&str]) {
+    let Some((stock, blocks)) = on_servers(args, |server| sampled(server, PROMPT, 48), |a, b| a == b) else { return };
+    assert_eq!(stock.len(), 48);
+    assert_fused(&blocks);
+}
+
+#[test]
+fn warm_up_runs_and_the_text_is_the_same() {
+    let args = ["--warmup"];
+    let Some((_, blocks)) = on_servers(&args, |server| sampled(server, PROMPT, 48), |a, b| a == b) else { return };
+    assert!(blocks.reasons.iter().any(|r| r.reason == "some_choices"), "all experts were computed once: {blocks:?}");
+    assert_fused(&blocks);
+}
+
+#[test]
+fn fitting_to_memory_runs_and_the_text_is_the_same() {
+    the_text_is_the_same(&["--fit", "on", "--no-warmup"]);
+}
+
+#[test]
+fn no_op_offload_runs_and_the_text_is_the_same() {
+    the_text_is_the_same(&["--no-op-offload", "--no-warmup"]);
+}
+
+#[test]
+fn small_batches_run_and_the_text_is_the_same() {
+    the_text_is_the_same(&["-b", "16", "-ub", "4", "--no-warmup"]);
+}
+
+#[test]
+fn four_clients_at_once_get_the_same_texts() {
+    let ask = |server: &Server| {
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..4).map(|i| scope.spawn(move || sampled(server, &format!("{i} {PROMPT}"), 40 + i))).collect();
+            clients.into_iter().map(|c| c.join().expect("a client that got its answer")).collect::<Vec<_>>()
+        })
+    };
+    let Some((stock, blocks)) = on_servers(&["-np", "4"], ask, |a, b| a == b) else { return };
+    assert_eq!(stock.iter().map(Vec::len).collect::<Vec<_>>(), [40, 41, 42, 43]);
+    assert_fused(&blocks);
+}
+
+#[test]
+fn a_draft_model_in_the_same_process_runs_and_the_text_is_the_same() {
+    let draft = floats().display().to_string();
+    let args = ["--spec-type", "draft-simple", "-md", &draft, "-otd", "exps=CPU"];
+    // Greedy: every draft of the same model is right, so that batches of several tokens are computed.
+    let greedy = |server: &Server| server.complete(PROMPT, 32).unwrap_or_else(|e| panic!("{e:#}")).tokens;
+    let Some((_, blocks)) = on_servers(&args, greedy, |a, b| a == b) else { return };
+    assert_fused(&blocks);
+}
+
+#[test]
+fn a_context_that_shifts_runs_and_the_text_is_the_same() {
+    let args = ["--context-shift", "-c", "64"];
+    let Some((stock, blocks)) = on_servers(&args, |server| sampled(server, PROMPT, 120), |a, b| a == b) else { return };
+    assert_eq!(stock.len(), 120, "more than the context holds");
+    assert_fused(&blocks);
+}
+
+#[test]
+fn embeddings_are_the_same_but_for_the_last_digits() {
+    let ask = |server: &Server| {
+        let answer = server.post("/embedding", &json!({ "content": PROMPT })).unwrap_or_else(|e| panic!("{e:#}"));
+        let values = &answer[0]["embedding"][0];
+        values.as_array().unwrap_or_else(|| panic!("{answer}")).iter().filter_map(Json::as_f64).collect::<Vec<_>>()
+    };
+    // Normalised to length 1.
+    let close = |a: &Vec<f64>, b: &Vec<f64>| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
+    let Some((stock, blocks)) = on_servers(&["--embeddings", "--pooling", "mean"], ask, close) else { return };
+    assert!(stock.len() >= 256 && stock.iter().any(|v| v.abs() > 1e-3), "{stock:?}");
+    assert_fused(&blocks);
+}
+
+/// Writes an adapter of rank 4 for the experts of a model.
+fn adapter(model: &Path, to: &Path) {
+    const RANK: u64 = 4;
+    let model = Gguf::open(model).unwrap_or_else(|e| panic!("{e:#}"));
+    let mut w = Writer::new(model.string("general.architecture").expect("an architecture"));
+    w.set("general.type", Value::String("adapter".into()));
+    w.set("adapter.type", Value::String("lora".into()));
+    w.set("adapter.lora.alpha", Value::F32(8.0));
+    for t in model.tensors().iter().filter(|t| t.name.contains("_exps")) {
+        let [k, rows, experts] = t.dims[..] else { panic!("{:?}", t.dims) };
+        w.tensor(&format!("{}.lora_a", t.name), Type::F32, &[k, RANK, experts]).expect("whole blocks");
+        w.tensor(&format!("{}.lora_b", t.name), Type::F32, &[RANK, rows, experts]).expect("whole blocks");
+    }
+    let mut rng = fastrand::Rng::with_seed(5);
+    let mut file = std::fs::File::create(to).expect("a scratch directory is writable");
+    w.write(&mut file, |_, info, out| {
+        let values = (0..info.bytes / 4).flat_map(|_| (0.2 * (rng.f32() - 0.5)).to_le_bytes()).collect::<Vec<u8>>();
+        Ok(std::io::Write::write_all(out, &values)?)
+    })
+    .unwrap_or_else(|e| panic!("{e:#}"));
+}
+
+#[test]
+fn an_adapter_of_experts_runs_node_by_node_and_the_text_is_the_same() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("lora.gguf");
+    adapter(&floats(), &path);
+    let lora = path.display().to_string();
+    let ask = |server: &Server| sampled(server, PROMPT, 48);
+    let Some((with_adapter, blocks)) = on_servers(&["--lora", &lora], ask, |a, b| a == b) else { return };
+    let Some((without, _)) = on_servers(&[], ask, |a, b| a == b) else { return };
+    assert_ne!(with_adapter, without, "the adapter changes the text");
+    // What stands between the products is llama.cpp's own, so the graph comes in pieces.
+    assert!(blocks.fused == 0 && blocks.reasons.iter().any(|r| ["unknown_chain", "graph_cut"].contains(&r.reason.as_str())), "{blocks:?}");
+}
+
+/// A ggml without the function that tells what is used elsewhere: the test hides it.
+#[test]
+fn a_host_that_cannot_tell_what_is_used_elsewhere_is_computed_node_by_node() {
+    let Some(host): Option<Host> = hosts::require(HOST) else { return };
+    let model = match models::smollm_moe() {
+        Ok(model) => model,
+        Err(error) if tools::is_missing(&error) => return skip::skipped("the language model", &error.root_cause().to_string()),
+        Err(error) => panic!("{error:#}"),
+    };
+    let scratch = Scratch::new();
+    let Some(hide) = preload::library("hide_can_fuse", scratch.path(), &[]) else { return };
+    let options = with_berth(Options { tokens: 8, ..Options::default() }, &scratch).env("LD_PRELOAD", hide.display().to_string());
+    let made = greedy_text(&host, &model, &options).unwrap_or_else(|e| panic!("{e:#}"));
+    assert!(made.text.trim_start().starts_with("Paris"), "{:?}", made.text);
+    let blocks = blocks(&scratch);
+    let of = |code: &str| blocks.reasons.iter().find(|r| r.reason == code).map_or(0, |r| r.blocks);
+    assert!(blocks.fused == 0 && of("old_host") > 0, "{blocks:?}");
+    assert_eq!(
+        made.stderr.matches("cannot tell whether values inside are used elsewhere").count(),
+        1,
+        "one line says so:\n{}",
+        made.stderr
+    );
+}
