@@ -1,6 +1,6 @@
 // Greedy generation with any libllama since April 2025, through its exported functions alone: no header of llama.cpp or ggml is included.
 //
-//     greedy [-c CONTEXTS] [-t THREADS] LIBLLAMA BACKEND_DIR MODEL PROMPT N [PATTERN=BUFFER_TYPE ...]
+//     greedy [-c CONTEXTS] [-t THREADS] [-w 1] LIBLLAMA BACKEND_DIR MODEL PROMPT N [PATTERN=BUFFER_TYPE ...]
 //
 // Opens LIBLLAMA, lets its ggml load the backends of BACKEND_DIR and the one named by GGML_BACKEND_PATH, loads MODEL with the rules given
 // (what `-ot` does in llama.cpp's own tools), and decodes N tokens. PROMPT is text, or "@1,2,3" for token ids. Standard output:
@@ -25,7 +25,7 @@
 // otherwise, because several hosts wait for their threads by spinning, which takes minutes when other tests run on the same cores.
 //
 // With several contexts each is made and used by a thread of its own, all at the same time and with the same prompt, on one model; each prints
-// its lines.
+// its lines. With -w 1, a context of its own first decodes the prompt with `llama_set_warmup`: all experts of every layer are computed.
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -81,6 +81,7 @@ static void * (*llama_context_default_params)(blob * result);
 static void * (*llama_init_from_model)(void * model, blob params);
 static void (*llama_set_n_threads)(void * context, int32_t n_threads, int32_t n_threads_batch);
 static void * (*llama_batch_get_one)(blob * result, int32_t * tokens, int32_t n_tokens);
+static void (*llama_set_warmup)(void * context, bool warmup);
 static int32_t (*llama_decode)(void * context, blob batch);
 static const float * (*llama_get_logits_ith)(void * context, int32_t index);
 static void (*llama_free)(void * context);
@@ -124,6 +125,7 @@ static void find_all(const char * path) {
     FIND(llama_context_default_params);
     FIND(llama_init_from_model);
     FIND(llama_set_n_threads);
+    FIND(llama_set_warmup);
     FIND(llama_batch_get_one);
     FIND(llama_decode);
     FIND(llama_get_logits_ith);
@@ -244,6 +246,7 @@ typedef struct {
     const char * path;
     const char * prompt;
     int32_t n_threads;
+    bool warmup;
     int32_t steps;
     int32_t generated[MAX_STEPS];
     int32_t most_threads;
@@ -262,6 +265,7 @@ static void * generate(void * argument) {
         fail("cannot make a context for", j->path);
     }
     llama_set_n_threads(context, j->n_threads, j->n_threads);
+    llama_set_warmup(context, j->warmup);
 
     const void * vocab = llama_model_get_vocab(j->model);
     const int32_t n_vocab = llama_vocab_n_tokens(vocab);
@@ -305,8 +309,9 @@ static long option(int * argc, char *** argv, const char * name, long low, long 
 int main(int argc, char ** argv) {
     const int32_t n_contexts = (int32_t) option(&argc, &argv, "-c", 1, MAX_CONTEXTS);
     const int32_t n_threads = (int32_t) option(&argc, &argv, "-t", 1, 64);
+    const bool warmup = option(&argc, &argv, "-w", 0, 1) != 0;
     if (argc < 6 || argc > 6 + MAX_RULES) {
-        fprintf(stderr, "usage: greedy [-c CONTEXTS] [-t THREADS] LIBLLAMA BACKEND_DIR MODEL PROMPT N [PATTERN=BUFFER_TYPE ...]\n");
+        fprintf(stderr, "usage: greedy [-c CONTEXTS] [-t THREADS] [-w 1] LIBLLAMA BACKEND_DIR MODEL PROMPT N [PATTERN=BUFFER_TYPE ...]\n");
         return 2;
     }
     const char * rest;
@@ -330,6 +335,11 @@ int main(int argc, char ** argv) {
         fail("cannot load the model", argv[3]);
     }
 
+    if (warmup) {
+        static job first;
+        first = (job) { .model = model, .path = argv[3], .prompt = argv[4], .n_threads = n_threads, .warmup = true, .steps = 1 };
+        generate(&first);
+    }
     static job jobs[MAX_CONTEXTS];
     for (int32_t i = 0; i < n_contexts; i++) {
         jobs[i] = (job) { .model = model, .path = argv[3], .prompt = argv[4], .n_threads = n_threads, .steps = steps };

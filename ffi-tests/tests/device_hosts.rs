@@ -13,7 +13,7 @@ mod scratch;
 
 use std::path::Path;
 
-use device::{blocks, floats, with_berth};
+use device::{RULE, blocks, floats, with_berth};
 use ffi_tests::gguf::{Gguf, Type, Value, Writer};
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::report::Blocks;
@@ -27,6 +27,16 @@ const PROMPT: &str = "A ship in harbor is safe";
 
 /// Runs `ask` on a server without Berth and on one with it; the answers must satisfy `same`. What the blocks of the latter were.
 fn on_servers<T: std::fmt::Debug>(args: &[&str], ask: impl Fn(&Server) -> T, same: impl Fn(&T, &T) -> bool) -> Option<(T, Blocks)> {
+    on_servers_with(args, &[], ask, same)
+}
+
+/// The same, with more arguments for the one with Berth.
+fn on_servers_with<T: std::fmt::Debug>(
+    args: &[&str],
+    more: &[&str],
+    ask: impl Fn(&Server) -> T,
+    same: impl Fn(&T, &T) -> bool,
+) -> Option<(T, Blocks)> {
     let host = hosts::require(HOST)?;
     let model = floats();
     let scratch = Scratch::new();
@@ -37,7 +47,7 @@ fn on_servers<T: std::fmt::Debug>(args: &[&str], ask: impl Fn(&Server) -> T, sam
         answer
     };
     let options = || Options::default().arg(args);
-    let (stock, with) = (run(options()), run(with_berth(options(), &scratch)));
+    let (stock, with) = (run(options()), run(with_berth(options().arg(more), &scratch)));
     assert!(same(&stock, &with), "{args:?}:\n   {with:?}\nnot {stock:?}");
     Some((stock, blocks(&scratch)))
 }
@@ -61,14 +71,6 @@ fn sampled(server: &Server, prompt: &str, tokens: u32) -> Vec<i64> {
 fn the_text_is_the_same(args: &[&str]) {
     let Some((stock, blocks)) = on_servers(args, |server| sampled(server, PROMPT, 48), |a, b| a == b) else { return };
     assert_eq!(stock.len(), 48);
-    assert_fused(&blocks);
-}
-
-#[test]
-fn warm_up_runs_and_the_text_is_the_same() {
-    let args = ["--warmup"];
-    let Some((_, blocks)) = on_servers(&args, |server| sampled(server, PROMPT, 48), |a, b| a == b) else { return };
-    assert!(blocks.reasons.iter().any(|r| r.reason == "some_choices"), "all experts were computed once: {blocks:?}");
     assert_fused(&blocks);
 }
 
@@ -103,10 +105,17 @@ fn four_clients_at_once_get_the_same_texts() {
 #[test]
 fn a_draft_model_in_the_same_process_runs_and_the_text_is_the_same() {
     let draft = floats().display().to_string();
-    let args = ["--spec-type", "draft-simple", "-md", &draft, "-otd", "exps=CPU"];
     // Greedy: every draft of the same model is right, so that batches of several tokens are computed.
-    let greedy = |server: &Server| server.complete(PROMPT, 32).unwrap_or_else(|e| panic!("{e:#}")).tokens;
-    let Some((_, blocks)) = on_servers(&args, greedy, |a, b| a == b) else { return };
+    let body = json!({
+        "prompt": PROMPT, "n_predict": 32, "temperature": 0.0, "top_k": 1, "cache_prompt": false, "ignore_eos": true, "return_tokens": true,
+    });
+    let ask = |server: &Server| {
+        let answer = server.post("/completion", &body).unwrap_or_else(|e| panic!("{e:#}"));
+        assert!(answer["timings"]["draft_n"].as_u64().is_some_and(|n| n > 0), "nothing was drafted: {answer}");
+        answer["tokens"].clone()
+    };
+    let args = ["--spec-type", "draft-simple", "-md", &draft];
+    let Some((_, blocks)) = on_servers_with(&args, &["-otd", RULE], ask, |a, b| a == b) else { return };
     assert_fused(&blocks);
 }
 

@@ -4,19 +4,21 @@
 //! The libraries are driven by `c/greedy.c`, the same program for all of them; where a host brings a `llama-server`, that is asked over HTTP.
 
 mod common;
+#[path = "support/greedy.rs"]
+mod greedy;
 #[path = "common/placed.rs"]
 mod placed;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use common::{Scratch, TYPES, available, berth, experts, splits};
 use ffi_tests::hosts::{self, Expect, Host};
+use ffi_tests::models;
 use ffi_tests::run::{self, Options, Output, Server};
-use ffi_tests::{models, skip, tools};
+use greedy::harness;
 use placed::{assert_placed, placement_only};
 
 const EXPERTS: &str = "ffn_(gate|up|down)_exps";
@@ -146,29 +148,6 @@ fn prepare(id: &str) -> Option<(Host, &'static Path, PathBuf)> {
     let host = hosts::require(id)?;
     let harness = harness()?;
     Some((host, harness, available("the language model", models::smollm_moe())?))
-}
-
-/// `c/greedy.c`, compiled once.
-fn harness() -> Option<&'static Path> {
-    static HARNESS: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let compile = || {
-        let mut cc = match tools::command("cc") {
-            Ok(cc) => cc,
-            Err(missing) => {
-                skip::skipped("the C harness", &missing.0);
-                return None;
-            }
-        };
-        let executable = Path::new(env!("CARGO_TARGET_TMPDIR")).join("greedy");
-        let fresh = executable.with_extension(std::process::id().to_string());
-        cc.args(["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-o"]).arg(&fresh);
-        cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("c/greedy.c")).arg("-ldl");
-        run::run(cc, LIMIT).and_then(|o| o.checked("cc greedy.c")).unwrap_or_else(|e| panic!("{e:#}"));
-        // Another process of these tests may do the same just now: each puts a whole file there.
-        std::fs::rename(&fresh, &executable).expect("the target directory is writable");
-        Some(executable)
-    };
-    HARNESS.get_or_init(compile).as_deref()
 }
 
 /// A run of the harness.
