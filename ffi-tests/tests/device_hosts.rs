@@ -12,12 +12,14 @@ mod preload;
 mod scratch;
 
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 use device::{RULE, blocks, floats, with_berth};
 use ffi_tests::gguf::{Gguf, Type, Value, Writer};
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::report::Blocks;
-use ffi_tests::run::{Options, Server, greedy_text};
+use ffi_tests::run::{Options, Server, agree, greedy_text};
 use ffi_tests::{models, skip, tools};
 use scratch::Scratch;
 use serde_json::{Value as Json, json};
@@ -175,6 +177,69 @@ fn an_adapter_of_experts_runs_node_by_node_and_the_text_is_the_same() {
     assert_ne!(with_adapter, without, "the adapter changes the text");
     // What stands between the products is llama.cpp's own, so the graph comes in pieces.
     assert!(blocks.fused == 0 && blocks.reasons.iter().any(|r| ["unknown_chain", "graph_cut"].contains(&r.reason.as_str())), "{blocks:?}");
+}
+
+/// A server that plays a GPU for other processes; ended when dropped.
+struct Remote {
+    child: std::process::Child,
+    address: String,
+}
+
+impl Remote {
+    fn start(host: &Host) -> Remote {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+        let mut command = host.command("ggml-rpc-server");
+        command.args(["-H", "127.0.0.1", "-p", &port.to_string(), "-d", "CPU", "-t", "1"]).env("OMP_WAIT_POLICY", "passive");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let remote = Remote { child: command.spawn().expect("ggml-rpc-server starts"), address: format!("127.0.0.1:{port}") };
+        let ready = || std::net::TcpStream::connect(&remote.address).is_ok();
+        assert!(
+            (0..200).any(|_| ready() || {
+                std::thread::sleep(Duration::from_millis(50));
+                false
+            }),
+            "the server is not ready"
+        );
+        remote
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // It may have ended by itself: then there is nothing to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Biases follow the layer to the GPU if the rule does not name them: what they are added to is copied there and back, and the block is cut.
+#[test]
+fn next_to_a_gpu_experts_are_one_operation_if_the_rule_names_all_that_belongs_to_them() {
+    let Some(host) = hosts::require(HOST) else { return };
+    let model = match models::of_architecture(&host, "gpt-oss") {
+        Ok(model) => model,
+        Err(error) if tools::is_missing(&error) => return skip::skipped("gpt-oss", &error.root_cause().to_string()),
+        Err(error) => panic!("{error:#}"),
+    };
+    let remote = Remote::start(&host);
+    let generate = |options: Options| {
+        let options = options.arg(&["--rpc", &remote.address, "-ngl", "99", "--temp", "1", "--seed", "3"]);
+        let run = || greedy_text(&host, &model, &options).unwrap_or_else(|e| panic!("{e:#}")).text;
+        // Now and then nearly all of the text is lost.
+        std::iter::repeat_with(run).take(5).find(|text| agree(text, text, 24)).expect("a text that is long enough")
+    };
+    let options = || Options { prompt: "0102030405060708".into(), tokens: 24, ..Options::default() };
+    let stock = generate(options());
+    for (rule, fused) in [("exps=CPU_MMAP", true), ("exps.weight=CPU_MMAP", false)] {
+        let scratch = Scratch::new();
+        let mut options = with_berth(options(), &scratch);
+        options.rules = Some(rule.into());
+        let text = generate(options);
+        assert!(agree(&stock, &text, 24), "{rule}: {text:?}, without Berth {stock:?}");
+        let blocks = blocks(&scratch);
+        let cut = blocks.reasons.iter().any(|r| r.reason == "graph_cut");
+        assert_eq!((blocks.fused > 0, cut), (fused, !fused), "{rule}: {blocks:?}");
+    }
 }
 
 /// A ggml without the function that tells what is used elsewhere: the test hides it.

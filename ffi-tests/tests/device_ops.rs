@@ -61,8 +61,7 @@ fn scalar_kernels_pass() {
 #[test]
 fn what_no_product_of_experts_feeds_is_declined() {
     let Some(host) = hosts::require(HOST) else { return };
-    let others =
-        "ADD_ID,SWIGLU,SWIGLU_OAI,SWIGLU_CLAMP,GEGLU,REGLU,GEGLU_ERF,GEGLU_QUICK,TOPK_MOE,MOE_REDUCE,RELU_SQR,ADD,MUL,SILU,GELU,RELU";
+    let others = "ADD_ID,SWIGLU,SWIGLU_OAI,SWIGLU_CLAMP,GEGLU,REGLU,GEGLU_ERF,GEGLU_QUICK,TOPK_MOE,MOE_REDUCE,RELU_SQR,ADD,MUL,SILU,GELU,RELU,REPEAT,GET_ROWS,CLAMP";
     let counts = test_backend_ops(&host, &[], &["-b", "BERTH", "-o", others]);
     assert!(counts.passed == 0 && counts.failed == 0 && counts.not_supported > 600, "{counts:?}");
 }

@@ -179,11 +179,11 @@ pub(super) fn is_view(ops: &Ops, node: Node<'_>) -> bool {
     op == ops.view || op == ops.reshape || op == ops.permute || op == ops.transpose || op == 0
 }
 
-/// One value per expert, repeated for every token: `[1, experts, 1]` to `[1, experts, tokens]`. The values come from a tensor that is just
-/// there, reshaped (or from a copy of it that the host made).
+/// One value per expert, repeated for every token: `[1, experts, 1]` to `[1, experts, tokens]`. The values are those of a tensor that is just
+/// there, reshaped. A copy of it that the host made for us is none: its memory may be used again before the block has ended.
 pub(super) fn is_scale(ops: &Ops, node: Node<'_>) -> bool {
     let Some(x) = node.src(0) else { return false };
-    let there = x.op() == 0 || (x.op() == ops.reshape && x.viewed().is_some_and(|v| v.op() == 0));
+    let there = x.op() == ops.reshape && x.viewed().is_some_and(|v| v.op() == 0);
     node.op() == ops.repeat && there && x.is_rows() && node.is_packed() && x.shape() == [1, node.ne(1), 1, 1] && node.ne(0) == 1
 }
 
