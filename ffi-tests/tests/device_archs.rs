@@ -24,6 +24,13 @@ const HOST: &str = "sdist-dl";
 /// What the program allows: mean square of the difference over mean square of the logits.
 const MOST_NMSE: f64 = 1e-4;
 
+/// Standard deviation of the weights: the program's own.
+const SPREAD: &str = "0.1";
+/// One that takes the products, of at least 128 terms, to a deviation of 7 and more: beyond every limit below.
+const WIDE: &str = "0.6";
+/// Architectures with limits in their activation, of 4 to 10, in each of the three forms.
+const LIMITED: &[&str] = &["bailingmoe3", "maple", "deepseek4", "gpt-oss"];
+
 /// As one operation.
 const FUSED: &[&str] = &[
     "llama4",
@@ -105,10 +112,10 @@ impl Archs {
     }
 
     /// With Berth if there is a place for its report.
-    fn logits(&self, arch: &str, report: Option<&Path>) -> Logits {
+    fn logits(&self, arch: &str, spread: &str, report: Option<&Path>) -> Logits {
         let to = self.scratch.path().join("logits");
         let mut command = self.host.command("test-llama-archs");
-        command.args(["-s", "7", "-b", "CPU", "-a", arch]).env("OMP_WAIT_POLICY", "passive").env("LOGITS_TO", &to);
+        command.args(["-s", "7", "-d", spread, "-b", "CPU", "-a", arch]).env("OMP_WAIT_POLICY", "passive").env("LOGITS_TO", &to);
         command.env("LD_PRELOAD", self.preloaded.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" "));
         if let Some(report) = report {
             let berth = berth_lib().unwrap_or_else(|e| panic!("{e:#}"));
@@ -120,10 +127,10 @@ impl Archs {
         logits
     }
 
-    /// Compares one architecture; `fused` and `apart` say what must have happened.
-    fn compare(&self, arch: &str, fused: bool, apart: bool) -> f64 {
+    /// Compares one architecture, with weights of that spread; `fused` and `apart` say what must have happened.
+    fn compare(&self, arch: &str, spread: &str, fused: bool, apart: bool) -> f64 {
         let report = self.scratch.path().join(format!("{arch}.json"));
-        let (stock, with) = (self.logits(arch, None), self.logits(arch, Some(&report)));
+        let (stock, with) = (self.logits(arch, spread, None), self.logits(arch, spread, Some(&report)));
         // 128 tokens: the reference, the device, and what was read back; then some of other batches.
         assert!(stock.len() >= 2 * 128, "{arch}: {} rows", stock.len());
         assert_eq!(stock.iter().map(|r| r.0).collect::<Vec<_>>(), with.iter().map(|r| r.0).collect::<Vec<_>>(), "{arch}: rows");
@@ -151,7 +158,7 @@ fn records(mut bytes: &[u8]) -> Logits {
 #[test]
 fn architectures_are_computed_as_one_operation_and_give_the_logits_of_the_cpu() {
     let Some(archs) = Archs::new() else { return };
-    let worst = FUSED.iter().map(|arch| (archs.compare(arch, true, false), arch)).max_by(|a, b| a.0.total_cmp(&b.0));
+    let worst = FUSED.iter().map(|arch| (archs.compare(arch, SPREAD, true, false), arch)).max_by(|a, b| a.0.total_cmp(&b.0));
     say(&format!("{} architectures as one operation; worst NMSE {worst:?}", FUSED.len()));
 }
 
@@ -159,7 +166,7 @@ fn architectures_are_computed_as_one_operation_and_give_the_logits_of_the_cpu() 
 fn an_activation_of_many_nodes_is_computed_node_by_node_and_gives_the_logits_of_the_cpu() {
     let Some(archs) = Archs::new() else { return };
     for arch in APART {
-        archs.compare(arch, false, true);
+        archs.compare(arch, SPREAD, false, true);
     }
 }
 
@@ -167,6 +174,14 @@ fn an_activation_of_many_nodes_is_computed_node_by_node_and_gives_the_logits_of_
 fn architectures_without_experts_are_left_alone() {
     let Some(archs) = Archs::new() else { return };
     for arch in DENSE {
-        assert_eq!(archs.compare(arch, false, false), 0.0, "{arch}: bit for bit");
+        assert_eq!(archs.compare(arch, SPREAD, false, false), 0.0, "{arch}: bit for bit");
+    }
+}
+
+#[test]
+fn limits_that_are_reached_give_the_logits_of_the_cpu() {
+    let Some(archs) = Archs::new() else { return };
+    for arch in LIMITED {
+        archs.compare(arch, WIDE, true, false);
     }
 }
