@@ -1191,7 +1191,7 @@ size_t berth_pool_count(const struct berth_pool *pool);
 
 /**
  * Calls `call(task, index)` once for each index below `berth_pool_count(pool)`, on the pool's threads, and returns when all have returned.
- * `call` must not throw, nor use the same pool.
+ * `call` must not throw. Using the same pool inside of it is an error.
  *
  * # Safety
  * `pool` must be NULL, which is an error, or valid; `call` NULL, which is an error, or callable with `task` from any thread.

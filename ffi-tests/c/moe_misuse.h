@@ -122,6 +122,13 @@ static void check_bad_input(const struct options *plain) {
     REFUSE(SINGLE, single.struct_size = 0);
     REFUSE(BOTH, io.struct_size = 0);
     REFUSE(BOTH, io.struct_size = 24);
+    REFUSE(WHOLE, desc.struct_size -= 1);
+    REFUSE(WHOLE, desc.struct_size -= 8); /* in the middle of down */
+    REFUSE(WHOLE, desc.struct_size += 1);
+    REFUSE(SINGLE, single.struct_size -= 8);
+    REFUSE(BOTH, io.struct_size -= 1);
+    REFUSE(BOTH, io.struct_size -= 4);
+    REFUSE(BOTH, io.struct_size += 4);
 
     /* Sizes of the workspace. */
     const struct { size_t tokens, used, threads; } sizes[] = {
@@ -199,6 +206,10 @@ static void check_bad_input(const struct options *plain) {
     REFUSE_WEIGHTS(w->ggml_type = 0);
     REFUSE_WEIGHTS(w->scale = moved(sound.x, 2));
     REFUSE_WEIGHTS(w->bias = moved(sound.x, 1));
+    REFUSE(WHOLE, desc.up.scale = (void *)(UINTPTR_MAX - 7)); /* more of them than there is memory behind it */
+    REFUSE(WHOLE, desc.down.scale = (void *)(UINTPTR_MAX - 7));
+    REFUSE(WHOLE, desc.gate.bias = (void *)(UINTPTR_MAX - 1023));
+    REFUSE(WHOLE, desc.down.bias = (void *)(UINTPTR_MAX - 1023));
     REFUSE_WEIGHTS(w->bias = sound.x; w->bias_stride = 6);
     REFUSE_WEIGHTS(w->bias = sound.x; w->bias_stride = 4);
     REFUSE_WEIGHTS(w->bias = sound.x; w->bias_stride = SIZE_MAX - 3);
@@ -293,8 +304,14 @@ static void check_bad_glu(void) {
         refused("glu: " #__VA_ARGS__, berth_glu(&g, NULL), BAD, out, WIDTH * ROWS); \
         g = good; \
     } while (0)
+    /* Nothing is asked of no rows. */
+    const struct berth_glu_desc empty = {.struct_size = sizeof(empty), .width = WIDTH};
+    if (berth_glu(&empty, NULL) != BERTH_STATUS_OK) {
+        fail("glu", "no rows are refused");
+    }
     refused("glu NULL", berth_glu(NULL, NULL), BAD, out, WIDTH * ROWS);
     REFUSE_GLU(g.struct_size = 0);
+    REFUSE_GLU(g.struct_size -= 4);
     REFUSE_GLU(g.width = 0);
     REFUSE_GLU(g.width = SIZE_MAX);
     REFUSE_GLU(g.width = SIZE_MAX / 4);
@@ -443,6 +460,20 @@ static void record(void *task, size_t index) {
     }
 }
 
+/* The pool from inside a call that it makes: an error in place of waiting for itself. */
+static atomic_int refusals;
+
+static void use_again(void *task, size_t index) {
+    (void)index;
+    struct berth_pool *same = task;
+    float values[4] = {0};
+    const struct berth_glu_desc glu = {.struct_size = sizeof(glu), .width = 4, .rows = 1, .gate = values, .up = values, .out = values};
+    const struct berth_threads threads = {.struct_size = sizeof(threads), .pool = same};
+    if (berth_pool_run(same, use_again, task) == BAD && berth_glu(&glu, &threads) == BAD && berth_last_error()[0] != 0) {
+        atomic_fetch_add(&refusals, 1);
+    }
+}
+
 static void check_pool(void) {
     struct berth_pool *none = NULL;
     float nothing = 0;
@@ -455,6 +486,9 @@ static void check_pool(void) {
     refused("pool_run with NULL", berth_pool_run(pool, NULL, &pool), BAD, &nothing, 0);
     if (none != NULL || berth_pool_count(NULL) != 0) {
         fail("pool", "NULL");
+    }
+    if (berth_pool_run(pool, use_again, pool) != BERTH_STATUS_OK || atomic_load(&refusals) != THREADS) {
+        fail("pool_run", "the pool inside of a call of the pool");
     }
     for (size_t round = 1; round <= 20; round++) {
         if (berth_pool_run(pool, record, &pool) != BERTH_STATUS_OK) {

@@ -15,7 +15,18 @@ use crate::error::{Error, Result};
 pub(super) unsafe trait Versioned: Copy {
     /// Name in C, for messages.
     const NAME: &'static str;
+    /// Where its fields begin: [`offsets`]. A caller's struct may end there.
+    const FIELDS: &'static [usize];
 }
+
+/// The offsets of all fields after `struct_size`. One that is left out does not compile.
+macro_rules! offsets {
+    ($name:ident, $($field:ident),+) => {{
+        const _: fn($name) = |$name { struct_size: _, $($field: _),+ }| ();
+        &[$(std::mem::offset_of!($name, $field)),+]
+    }};
+}
+pub(super) use offsets;
 
 /// Reads a struct of the caller.
 ///
@@ -56,6 +67,13 @@ fn check<T: Versioned>(pointer: *const T) -> Result<usize> {
     if size < size_of::<usize>() * 2 {
         return Err(Error::invalid(format!("struct {}: struct_size is {size}; set it to sizeof(struct {})", T::NAME, T::NAME)));
     }
+    let whole = if size < size_of::<T>() { T::FIELDS.contains(&size) } else { size.is_multiple_of(align_of::<T>()) };
+    if !whole {
+        let (name, known) = (T::NAME, size_of::<T>());
+        return Err(Error::invalid(format!(
+            "struct {name}: struct_size is {size}, which ends inside a field; set it to sizeof(struct {name}), here {known}"
+        )));
+    }
     Ok(size.min(size_of::<T>()))
 }
 
@@ -79,8 +97,15 @@ pub(super) unsafe fn array<'a, T>(items: *const T, count: usize, what: &str) -> 
     if count == 0 {
         return Ok(&[]);
     }
-    if items.is_null() || !items.is_aligned() || count.checked_mul(size_of::<T>().max(1)).is_none_or(|n| isize::try_from(n).is_err()) {
-        return Err(Error::invalid(format!("{what}: {count} items at {items:p}")));
+    if items.is_null() {
+        return Err(Error::invalid(format!("{what}: NULL, for {count} items")));
+    }
+    if !items.is_aligned() {
+        return Err(Error::invalid(format!("{what}: not aligned to {} bytes", align_of::<T>())));
+    }
+    let bytes = count.checked_mul(size_of::<T>()).filter(|n| isize::try_from(*n).is_ok());
+    if bytes.and_then(|n| items.addr().checked_add(n)).is_none() {
+        return Err(Error::invalid(format!("{what}: {count} items at {items:p} reach beyond the end of memory")));
     }
     // SAFETY: by the caller's promise; the total size was checked.
     Ok(unsafe { std::slice::from_raw_parts(items, count) })

@@ -6,6 +6,7 @@
 mod input;
 pub mod loader;
 pub mod moe;
+pub mod moe_glu;
 pub mod placement;
 pub mod plugin;
 pub mod rules;
@@ -209,4 +210,5 @@ pub unsafe extern "C" fn berth_log_set(function: LogFn, user: *mut c_void) {
 // SAFETY: `repr(C)`, begins with `struct_size`; numbers, a bool, a status and a pointer may be zero.
 unsafe impl input::Versioned for ErrorInfo {
     const NAME: &'static str = "berth_error_info";
+    const FIELDS: &'static [usize] = input::offsets!(ErrorInfo, status, rule, column, offset, in_file, message);
 }

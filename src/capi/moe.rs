@@ -1,4 +1,4 @@
-//! `berth_moe_*`, `berth_mul_mat_id`, `berth_glu`: the experts of a block, computed from C.
+//! `berth_moe_*`, `berth_mul_mat_id`: the experts of a block, computed from C.
 //!
 //! Turns the caller's structs into the checked views of `moe`; every check of shapes is there. Here are those of what only C can get wrong:
 //! NULL, numbers out of an enumeration, memory that overlaps. Calls that succeed allocate nothing, once the instruction set is chosen.
@@ -157,38 +157,6 @@ pub struct MoeIo {
     pub workspace_size: usize,
 }
 
-/// Activations alone, row by row: ggml's `GLU`. Strides are in bytes, multiples of 4; 0 means that one row follows the other.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct GluDesc {
-    /// `sizeof(struct berth_glu_desc)`, set by the caller.
-    pub struct_size: usize,
-    /// Values in a row.
-    pub width: usize,
-    /// Number of rows; 0 is no work.
-    pub rows: usize,
-    /// `enum berth_activation`.
-    pub activation: u32,
-    /// Must be 0.
-    pub reserved: u32,
-    /// As in `struct berth_moe_desc`.
-    pub alpha: f32,
-    /// As in `struct berth_moe_desc`.
-    pub limit: f32,
-    /// The gate product, for gated activations; else NULL.
-    pub gate: *const f32,
-    /// From one row of `gate` to the next.
-    pub gate_stride: usize,
-    /// The up product.
-    pub up: *const f32,
-    /// From one row of `up` to the next.
-    pub up_stride: usize,
-    /// The result. May be `gate` or `up` itself, with the same stride, also where these lie in one matrix, row beside row.
-    pub out: *mut f32,
-    /// From one row of `out` to the next.
-    pub out_stride: usize,
-}
-
 /// Alignment of a workspace, in bytes.
 pub const BERTH_WORKSPACE_ALIGNMENT: usize = 64;
 const _: () = assert!(BERTH_WORKSPACE_ALIGNMENT == moe::WORKSPACE_ALIGNMENT);
@@ -196,27 +164,43 @@ const _: () = assert!(BERTH_WORKSPACE_ALIGNMENT == moe::WORKSPACE_ALIGNMENT);
 // SAFETY: `repr(C)`, begins with `struct_size`; numbers and pointers may be zero.
 unsafe impl input::Versioned for MoeDesc {
     const NAME: &'static str = "berth_moe_desc";
+    const FIELDS: &'static [usize] = input::offsets!(MoeDesc, d, f, d_out, n_expert, activation, flags, alpha, limit, gate, up, down);
 }
 // SAFETY: likewise.
 unsafe impl input::Versioned for MulMatIdDesc {
     const NAME: &'static str = "berth_mul_mat_id_desc";
+    const FIELDS: &'static [usize] = input::offsets!(MulMatIdDesc, k, rows, n_expert, weights);
 }
 // SAFETY: likewise.
 unsafe impl input::Versioned for MoeIo {
     const NAME: &'static str = "berth_moe_io";
-}
-// SAFETY: likewise.
-unsafe impl input::Versioned for GluDesc {
-    const NAME: &'static str = "berth_glu_desc";
+    const FIELDS: &'static [usize] = input::offsets!(
+        MoeIo,
+        n_tokens,
+        n_used,
+        x,
+        x_rows,
+        x_row_stride,
+        x_token_stride,
+        ids,
+        ids_stride,
+        weights,
+        weights_stride,
+        y,
+        y_row_stride,
+        y_token_stride,
+        workspace,
+        workspace_size
+    );
 }
 
 /// The kernels of this process: chosen once.
-fn kernels() -> Result<Kernels> {
+pub(super) fn kernels() -> Result<Kernels> {
     static ISA: OnceLock<Result<Isa>> = OnceLock::new();
     ISA.get_or_init(isa::detect).clone().map(moe::table)
 }
 
-fn activation(number: u32, alpha: f32, limit: f32) -> Result<moe::Activation> {
+pub(super) fn activation(number: u32, alpha: f32, limit: f32) -> Result<moe::Activation> {
     const NAMES: [Activation; 11] = [
         Activation::Swiglu,
         Activation::SwigluOai,
@@ -374,11 +358,19 @@ impl MulMatIdDesc {
 }
 
 /// The stride, or the one of rows that follow each other.
-fn stride_or(stride: usize, count: usize, bytes: usize) -> Result<usize> {
+pub(super) fn stride_or(stride: usize, count: usize, bytes: usize) -> Result<usize> {
     if stride != 0 {
         return Ok(stride);
     }
     count.checked_mul(bytes).ok_or_else(|| Error::invalid("the sizes do not fit in an address space"))
+}
+
+/// Calls the memory of a view by the caller's name for it: the message begins with `what`, which `moe` calls it.
+pub(super) fn field_of(name: &'static str, field: &'static str, what: &'static str) -> impl Fn(Error) -> Error {
+    move |e| {
+        let why = e.message.strip_prefix(what).and_then(|m| m.strip_prefix(": ")).unwrap_or(&e.message);
+        Error::new(e.status, format!("struct {name}: {field}: {why}"))
+    }
 }
 
 /// The views of a call.
@@ -407,16 +399,23 @@ impl MoeIo {
         let weights = [4, stride_or(self.weights_stride, used, 4)?];
         let x_strides = [x_row, stride_or(self.x_token_stride, x_rows, x_row)?];
         let y_strides = [y_row, stride_or(self.y_token_stride, out_rows, y_row)?];
-        if (ids[1] < 4 * used || (!self.weights.is_null() && weights[1] < 4 * used)) && tokens > 1 {
-            return Err(Error::invalid(format!("struct berth_moe_io: ids or weights of {used} choices overlap")));
+        for (name, stride, there) in [("ids", ids[1], true), ("weights", weights[1], !self.weights.is_null())] {
+            if there && tokens > 1 && stride / 4 < used {
+                let why = format!("{name}_stride is {stride}, shorter than {used} {name} of 4 bytes");
+                return Err(Error::invalid(format!("struct berth_moe_io: {why}")));
+            }
         }
+        let table = |field| field_of("berth_moe_io", field, "ids or weights");
         // SAFETY: by the caller's promise.
         unsafe {
             Ok(Views {
-                x: Rows::new(self.x, [width, x_rows, tokens], x_strides)?,
-                ids: Table::new(self.ids, [used, tokens], ids)?,
-                weights: if self.weights.is_null() { None } else { Some(Table::new(self.weights, [used, tokens], weights)?) },
-                y: RowsMut::new(self.y, [out, out_rows, tokens], y_strides)?,
+                x: Rows::new(self.x, [width, x_rows, tokens], x_strides).map_err(field_of("berth_moe_io", "x", "activations"))?,
+                ids: Table::new(self.ids, [used, tokens], ids).map_err(table("ids"))?,
+                weights: match self.weights.is_null() {
+                    true => None,
+                    false => Some(Table::new(self.weights, [used, tokens], weights).map_err(table("weights"))?),
+                },
+                y: RowsMut::new(self.y, [out, out_rows, tokens], y_strides).map_err(field_of("berth_moe_io", "y", "output"))?,
             })
         }
     }
@@ -431,7 +430,9 @@ impl MoeIo {
             return if views.ids.tokens() == 0 {
                 Ok(&mut [])
             } else {
-                Err(Error::invalid(format!("a workspace of {} bytes at {start:p}", self.workspace_size)))
+                let why =
+                    if start.is_null() { "is NULL".to_owned() } else { format!("of {} bytes is larger than memory", self.workspace_size) };
+                Err(Error::invalid(format!("struct berth_moe_io: the workspace {why}")))
             };
         }
         let whole = Span::of(start, self.workspace_size).ok_or_else(|| Error::invalid("the workspace reaches beyond the end of memory"))?;
@@ -586,35 +587,6 @@ pub unsafe extern "C" fn berth_mul_mat_id(desc: *const MulMatIdDesc, io: *const 
     })
 }
 
-/// Computes `out = act(gate, up)`, value by value. `threads` may be NULL: the calling thread alone. Allocates nothing and needs no workspace.
-/// On an error nothing has been written to `out`, unless a function in `threads` broke its promise.
-///
-/// # Safety
-/// `desc` must be NULL, which is an error, or point at a struct whose `struct_size` is set, and whose pointers are NULL or point at as much as
-/// the numbers say; `threads` must be NULL or point at a struct whose `struct_size` is set.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn berth_glu(desc: *const GluDesc, threads: *const Threads) -> Status {
-    status("berth_glu", || {
-        let kernels = kernels()?;
-        // SAFETY: the caller vouches for `desc`.
-        let desc = unsafe { input::get(desc) }?;
-        let activation = activation(desc.activation, desc.alpha, desc.limit)?;
-        if desc.width == 0 || desc.reserved != 0 {
-            return Err(Error::invalid(format!("struct berth_glu_desc: width {}, reserved {}", desc.width, desc.reserved)));
-        }
-        let strides = |stride| stride_or(stride, desc.width, 4).map(|s| [s, s]);
-        let dims = [desc.width, 1, desc.rows];
-        // SAFETY: the caller vouches for what `desc` points at, and for `threads`.
-        unsafe {
-            let rows = |base, stride| Rows::new(base, dims, strides(stride)?);
-            let gate = if desc.gate.is_null() { None } else { Some(rows(desc.gate, desc.gate_stride)?) };
-            let up = rows(desc.up, desc.up_stride)?;
-            let out = RowsMut::new(desc.out, dims, strides(desc.out_stride)?)?;
-            threads::with(threads, |threads| moe::glu(activation, gate.as_ref(), &up, out, kernels, threads))
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -622,8 +594,8 @@ mod tests {
     #[test]
     fn structs_have_the_sizes_that_c_sees() {
         // 64-bit Linux only; a change here is a change of the ABI.
-        let sizes = [size_of::<Weights>(), size_of::<MoeDesc>(), size_of::<MulMatIdDesc>(), size_of::<MoeIo>(), size_of::<GluDesc>()];
-        assert_eq!(sizes, [64, 248, 96, 128, 88]);
+        let sizes = [size_of::<Weights>(), size_of::<MoeDesc>(), size_of::<MulMatIdDesc>(), size_of::<MoeIo>()];
+        assert_eq!(sizes, [64, 248, 96, 128]);
     }
 
     #[test]

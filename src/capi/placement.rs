@@ -89,6 +89,7 @@ pub struct TensorDesc {
 // SAFETY: `repr(C)`, begins with `struct_size`; numbers and a pointer may be zero.
 unsafe impl input::Versioned for TensorDesc {
     const NAME: &'static str = "berth_tensor_desc";
+    const FIELDS: &'static [usize] = input::offsets!(TensorDesc, name, ne, ggml_type, flags);
 }
 
 /// A device that layers may go to.
@@ -138,6 +139,21 @@ pub struct LoadDesc {
 // SAFETY: `repr(C)`, begins with `struct_size`; numbers, bools and pointers may be zero.
 unsafe impl input::Versioned for LoadDesc {
     const NAME: &'static str = "berth_load";
+    const FIELDS: &'static [usize] = input::offsets!(
+        LoadDesc,
+        devices,
+        n_devices,
+        gpu_layers,
+        layers,
+        experts,
+        experts_used,
+        offload_min_batch,
+        mmap,
+        no_host,
+        repack,
+        lazy,
+        auto_experts
+    );
 }
 
 impl LoadDesc {
@@ -232,6 +248,18 @@ pub struct DecisionInfo {
 // SAFETY: `repr(C)`, begins with `struct_size`; numbers, bools, a memory and pointers may be zero.
 unsafe impl input::Versioned for DecisionInfo {
     const NAME: &'static str = "berth_decision";
+    const FIELDS: &'static [usize] = input::offsets!(
+        DecisionInfo,
+        target,
+        memory,
+        rule,
+        buft_overridden,
+        downgraded,
+        reason,
+        reason_text,
+        offload_min_batch,
+        offload_expert_hint
+    );
 }
 
 /// Code and sentence of a reason, NUL-terminated and constant.

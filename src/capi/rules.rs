@@ -32,6 +32,7 @@ pub struct RuleInfo {
 // SAFETY: `repr(C)`, begins with `struct_size`; numbers and pointers may be zero.
 unsafe impl input::Versioned for RuleInfo {
     const NAME: &'static str = "berth_rule";
+    const FIELDS: &'static [usize] = input::offsets!(RuleInfo, pattern, target, matches);
 }
 
 impl From<RuleError> for Error {

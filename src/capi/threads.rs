@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use super::{input, status};
 use crate::abi::guard;
 use crate::error::{Error, Result, Status};
+use crate::log;
 use crate::moe::{self, ParallelFor, Serial};
 
 /// Most threads of a computation.
@@ -45,6 +46,7 @@ pub struct Threads {
 // SAFETY: `repr(C)`, begins with `struct_size`; numbers, pointers and a nullable function may be zero.
 unsafe impl input::Versioned for Threads {
     const NAME: &'static str = "berth_threads";
+    const FIELDS: &'static [usize] = input::offsets!(Threads, pool, run, context, count);
 }
 
 /// Makes a pool of `count` threads, one of which is whoever computes with it. Between computations its threads are blocked. Free with
@@ -72,7 +74,7 @@ pub unsafe extern "C" fn berth_pool_count(pool: *const Pool) -> usize {
 }
 
 /// Calls `call(task, index)` once for each index below `berth_pool_count(pool)`, on the pool's threads, and returns when all have returned.
-/// `call` must not throw, nor use the same pool.
+/// `call` must not throw. Using the same pool inside of it is an error.
 ///
 /// # Safety
 /// `pool` must be NULL, which is an error, or valid; `call` NULL, which is an error, or callable with `task` from any thread.
@@ -82,6 +84,7 @@ pub unsafe extern "C" fn berth_pool_run(pool: *mut Pool, call: TaskFn, task: *mu
         // SAFETY: the caller vouches for `pool`. Shared: several threads may compute with one pool.
         let pool = unsafe { pool.as_ref() }.ok_or_else(|| Error::invalid("pool is NULL"))?;
         let call = call.ok_or_else(|| Error::invalid("call is NULL"))?;
+        not_inside(pool)?;
         let task = Task(task);
         pool.pool.run(&|index| {
             let task = &task;
@@ -90,6 +93,11 @@ pub unsafe extern "C" fn berth_pool_run(pool: *mut Pool, call: TaskFn, task: *mu
         });
         Ok(())
     })
+}
+
+/// An error where the pool would wait for itself.
+fn not_inside(pool: &Pool) -> Result<()> {
+    if pool.pool.is_around() { Err(Error::invalid("the pool is used from inside a call that it is making")) } else { Ok(()) }
 }
 
 struct Task(*mut c_void);
@@ -104,6 +112,11 @@ unsafe impl Sync for Task {}
 pub unsafe extern "C" fn berth_pool_free(pool: *mut Pool) {
     guard("berth_pool_free", (), || {
         if !pool.is_null() {
+            // SAFETY: valid by the caller's promise.
+            if unsafe { &*pool }.pool.is_around() {
+                log::error!("berth_pool_free: the pool is used from inside a call that it is making; it is not freed");
+                return;
+            }
             // SAFETY: by the caller's promise, made by `berth_pool_new` and freed once.
             drop(unsafe { Box::from_raw(pool) });
         }
@@ -124,7 +137,7 @@ pub(super) unsafe fn with(threads: *const Threads, body: impl FnOnce(&dyn Parall
     match (unsafe { threads.pool.as_ref() }, threads.run) {
         (Some(_), Some(_)) => Err(Error::invalid("struct berth_threads: both a pool and a function")),
         (None, None) => Err(Error::invalid("struct berth_threads: neither a pool nor a function")),
-        (Some(pool), None) => body(&pool.pool),
+        (Some(pool), None) => not_inside(pool).and_then(|()| body(&pool.pool)),
         (None, Some(run)) => {
             let count = threads.count;
             if !(1..=BERTH_MAX_THREADS).contains(&count) {

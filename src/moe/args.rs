@@ -234,10 +234,10 @@ impl<'a> PerExpert<'a> {
 
 fn check_pointer(what: &str, base: *const u8, needed: bool) -> Result<()> {
     if needed && base.is_null() {
-        return Err(Error::invalid(format!("{what} is NULL")));
+        return Err(Error::invalid(format!("{what}: NULL")));
     }
     if !base.addr().is_multiple_of(4) {
-        return Err(Error::invalid(format!("{what} is not aligned to 4 bytes")));
+        return Err(Error::invalid(format!("{what}: not aligned to 4 bytes")));
     }
     Ok(())
 }
@@ -268,9 +268,9 @@ impl<'a, T: Copy> Table<'a, T> {
     /// Every element is readable for `'a`. The output of the operation may lie in the same memory: elements are copied before it is written.
     pub unsafe fn new(base: *const T, [used, tokens]: [usize; 2], strides: [usize; 2]) -> Result<Self> {
         const { assert!(size_of::<T>() == 4) };
-        check_pointer("a table of ids or weights", base.cast(), used > 0 && tokens > 0)?;
+        check_pointer("ids or weights", base.cast(), used > 0 && tokens > 0)?;
         if strides.iter().any(|s| !s.is_multiple_of(4)) {
-            return Err(Error::invalid(format!("strides {strides:?} of ids or weights are not multiples of 4 bytes")));
+            return Err(Error::invalid(format!("ids or weights: strides {strides:?} are not multiples of 4 bytes")));
         }
         let span = span("ids or weights", base.cast(), 4, [used, tokens], strides)?;
         Ok(Table { base, used, tokens, strides, span, life: PhantomData })
@@ -354,9 +354,9 @@ impl<'a> Rows<'a> {
     /// # Safety
     /// Every element is readable for `'a`. The output of the operation may lie in the same memory: rows are quantised before it is written.
     pub unsafe fn new(base: *const f32, [width, used, tokens]: [usize; 3], strides: [usize; 2]) -> Result<Self> {
-        check_pointer("the activations", base.cast(), width > 0 && used > 0 && tokens > 0)?;
+        check_pointer("activations", base.cast(), width > 0 && used > 0 && tokens > 0)?;
         if strides.iter().any(|s| !s.is_multiple_of(4)) {
-            return Err(Error::invalid(format!("strides {strides:?} of the activations are not multiples of 4 bytes")));
+            return Err(Error::invalid(format!("activations: strides {strides:?} are not multiples of 4 bytes")));
         }
         let row = width.checked_mul(4).ok_or_else(|| overflow("activations"))?;
         let span = span("activations", base.cast(), row, [used, tokens], strides)?;
@@ -434,14 +434,14 @@ impl<'a> RowsMut<'a> {
     /// # Safety
     /// Every element is writable for `'a`, and nobody else uses it, but that inputs of the same operation may lie there.
     pub unsafe fn new(base: *mut f32, [width, used, tokens]: [usize; 3], strides: [usize; 2]) -> Result<Self> {
-        check_pointer("the output", base.cast(), width > 0 && used > 0 && tokens > 0)?;
+        check_pointer("output", base.cast(), width > 0 && used > 0 && tokens > 0)?;
         if strides.iter().any(|s| !s.is_multiple_of(4)) {
-            return Err(Error::invalid(format!("strides {strides:?} of the output are not multiples of 4 bytes")));
+            return Err(Error::invalid(format!("output: strides {strides:?} are not multiples of 4 bytes")));
         }
         let row = width.checked_mul(4).ok_or_else(|| overflow("output"))?;
         let token = used.saturating_sub(1).checked_mul(strides[0]).and_then(|n| n.checked_add(row)).ok_or_else(|| overflow("output"))?;
         if (used > 1 && strides[0] < row) || (tokens > 1 && strides[1] < token) {
-            return Err(Error::invalid(format!("strides {strides:?} of the output are shorter than its rows")));
+            return Err(Error::invalid(format!("output: strides {strides:?} are shorter than its rows")));
         }
         let span = span("output", base.cast(), row, [used, tokens], strides)?;
         Ok(RowsMut { base, width, used, tokens, strides, span, life: PhantomData })

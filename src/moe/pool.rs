@@ -7,6 +7,7 @@
 //! after the other, on fewer threads, or in any order. The pool's workers spin for at most some 20 microseconds after a region (the next one
 //! of the same operation follows at once), then block: an idle pool costs nothing.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -43,6 +44,34 @@ struct Body(*const (dyn Fn(usize) + Sync));
 
 // SAFETY: the body is `Sync`, and the pointer is used only while `Pool::run` keeps the body alive.
 unsafe impl Send for Body {}
+
+/// A region that the current thread is inside of, and the ones around it: a pool waits for its region, so that using it again from inside, on
+/// whatever thread, would wait for ever.
+struct Around {
+    pool: *const Shared,
+    outer: *const Around,
+}
+
+// SAFETY: `pool` is only compared; `outer` is a region that encloses this one, and is over later.
+unsafe impl Sync for Around {}
+
+thread_local! {
+    static AROUND: Cell<*const Around> = const { Cell::new(std::ptr::null()) };
+}
+
+impl Around {
+    /// Runs `body` inside of it.
+    fn enter(&self, body: impl FnOnce()) {
+        struct Leave(*const Around);
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                AROUND.set(self.0);
+            }
+        }
+        let _leave = Leave(AROUND.replace(self));
+        body();
+    }
+}
 
 struct Job {
     /// Number of the region; a worker that has seen another number has work.
@@ -100,6 +129,20 @@ impl Pool {
         }
         Ok(pool)
     }
+
+    /// Whether the current thread is inside a region of this pool, or of one that such a region has started on another: it cannot run a
+    /// further one then.
+    pub fn is_around(&self) -> bool {
+        let mut at = AROUND.get();
+        // SAFETY: the regions around this thread's call are not over, so that all of the list is alive.
+        while let Some(around) = unsafe { at.as_ref() } {
+            if std::ptr::eq(around.pool, &raw const *self.shared) {
+                return true;
+            }
+            at = around.outer;
+        }
+        false
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -146,8 +189,11 @@ impl ParallelFor for Pool {
     }
 
     /// # Panics
-    /// If a call panics, after all have ended.
+    /// If a call panics, after all have ended; and inside of a region of the same pool ([`Pool::is_around`]).
     fn run(&self, body: &(dyn Fn(usize) + Sync)) {
+        assert!(!self.is_around(), "a pool is used from inside its own region");
+        let around = Around { pool: &raw const *self.shared, outer: AROUND.get() };
+        let body = &|index: usize| around.enter(|| body(index));
         if self.workers.is_empty() {
             return body(0);
         }
@@ -155,7 +201,8 @@ impl ParallelFor for Pool {
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. The workers use the pointer before they lower `running` to 0, and this function waits for that on
         // every path: the caller's own call is inside `catch_unwind`.
-        let body_ptr: *const (dyn Fn(usize) + Sync + 'static) = unsafe { std::mem::transmute(std::ptr::from_ref(body)) };
+        let body_ptr: *const (dyn Fn(usize) + Sync + 'static) =
+            unsafe { std::mem::transmute(std::ptr::from_ref::<dyn Fn(usize) + Sync>(body)) };
         shared.running.store(self.workers.len(), Ordering::Relaxed);
         {
             let mut job = lock(&shared.job);
@@ -226,6 +273,26 @@ mod tests {
                 count.fetch_add(1, Ordering::Relaxed);
             });
             assert_eq!(count.into_inner(), 3);
+        }
+    }
+
+    #[test]
+    fn a_pool_knows_the_regions_around_a_call_also_through_another_pool() {
+        for threads in [1, 3] {
+            let (a, b) = (Pool::new(threads).unwrap(), Pool::new(threads).unwrap());
+            let seen = AtomicUsize::new(0);
+            a.run(&|_| {
+                assert!(a.is_around() && !b.is_around());
+                b.run(&|_| {
+                    assert!(a.is_around() && b.is_around());
+                    seen.fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(a.is_around() && !b.is_around());
+            });
+            assert_eq!(seen.into_inner(), threads * threads);
+            assert!(catch_unwind(AssertUnwindSafe(|| a.run(&|_| a.run(&|_| {})))).is_err());
+            assert!(!a.is_around() && !b.is_around());
+            a.run(&|_| {});
         }
     }
 
