@@ -348,3 +348,65 @@ impl Step<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::moe::{Activation, Projection, WeightType};
+
+    /// The formula of docs/moe.md.
+    fn documented([d, f, d_out]: [usize; 3], experts: usize, a: [usize; 3], tokens: usize, used: usize, threads: usize) -> usize {
+        let choices = tokens * used;
+        let tasks = (experts.min(choices) + choices / 80) * f.div_ceil(256);
+        let parts = [
+            4 * (experts + 1),
+            4 * choices,
+            4 * experts,
+            16 * tasks,
+            4 * choices,
+            choices * f.div_ceil(256) + 2 * choices + d_out.div_ceil(64) + threads,
+            choices * d.div_ceil(256) * a[0],
+            choices * d.div_ceil(256) * if a[1] == a[0] { 0 } else { a[1] },
+            choices * f.div_ceil(256) * a[2],
+            threads * 188_672,
+        ];
+        parts.into_iter().map(|bytes| bytes.next_multiple_of(64)).sum()
+    }
+
+    #[test]
+    fn a_workspace_has_the_size_that_the_documentation_says() {
+        use WeightType::*;
+        let size_of_acts = |ty| if matches!(ty, F32 | F16 | BF16) { 1024 } else { 384 };
+        let kinds = [[Q4_K, Q4_K, Q6_K], [Q8_0, Q4_0, MXFP4], [F16, F16, Q8_0], [Q8_0, BF16, F32]];
+        for (dims, experts) in [([512, 256, 512], 4), ([256, 768, 300], 9), ([2560, 512, 65], 3)] {
+            for [up, gate, down] in kinds {
+                let [d, f, d_out] = dims;
+                let zeros = |ty: WeightType, k, rows| vec![0u8; ty.row_bytes(k).unwrap() * rows * experts];
+                let bytes = [zeros(up, d, f), zeros(gate, d, f), zeros(down, f, d_out)];
+                let projection = |bytes, ty, k, rows| Projection::new(Matrix::packed(bytes, ty, [k, rows, experts]).unwrap());
+                let block = Experts {
+                    gate: Some(projection(&bytes[1], gate, d, f)),
+                    up: projection(&bytes[0], up, d, f),
+                    down: projection(&bytes[2], down, f, d_out),
+                    activation: Activation::SwiGlu,
+                    weight_first: false,
+                };
+                for (tokens, used, threads) in [(1, 1, 1), (1, 3, 2), (79, 1, 1), (80, 1, 3), (500, 3, 2), (2048, 2, 16)] {
+                    let want = documented(dims, experts, [up, gate, down].map(size_of_acts), tokens, used, threads);
+                    let got = workspace_size(&block, tokens, used, threads).unwrap();
+                    // A kind of activation is a kind of rounding: those of 32 and of 256 differ, too.
+                    let twice = ActFormat::of(gate) != ActFormat::of(up) && size_of_acts(gate) == size_of_acts(up);
+                    let more = if twice { tokens * used * d.div_ceil(256) * size_of_acts(gate) } else { 0 };
+                    assert_eq!(got, want + more, "{dims:?} {up:?} {gate:?} {down:?} {tokens} {used} {threads}");
+                }
+            }
+        }
+        assert_eq!(SCRATCH_LINES * 64, 188_672);
+        let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/moe.md")).unwrap();
+        for part in
+            ["n 188672 ", "floor(T k / 80)) ceil(f / 256)", "T k ceil(d / 256) a ", "T k ceil(f / 256) + 2 T k + ceil(d_out / 64) + n"]
+        {
+            assert!(docs.contains(part), "docs/moe.md does not say {part}");
+        }
+    }
+}
