@@ -3,6 +3,7 @@
 //! - [`hosts`]: unmodified ggml and llama.cpp builds, fetched by package name or built from a package's source, kept outside the checkout.
 //! - [`models`]: GGUF files made here: random experts of any size and block format, and a real language model cut into experts.
 //! - [`run`]: one command, or a `llama-server`, with `BERTH_*`, `GGML_*` and `LLAMA_*` cleared from its environment.
+//! - [`moe_stock`]: the experts of a layer by stock ggml and by Berth, on the same numbers.
 //! - [`browser`]: a page in headless Chromium: what it logs, asks for, measures, and looks like.
 //! - [`report`]: the JSON that Berth writes to `BERTH_REPORT`.
 //! - [`skip`]: the only way for a test to be left out; in CI it is a failure.
@@ -17,6 +18,7 @@ pub mod fetch;
 pub mod gguf;
 pub mod hosts;
 pub mod models;
+pub mod moe_stock;
 pub mod report;
 pub mod run;
 pub mod skip;
