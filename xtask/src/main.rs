@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod demo;
+mod figures;
 mod header;
 mod hosts;
 mod matrix;
 mod model;
 mod picture;
+mod plot;
 mod setup;
 mod shell;
 mod test;
@@ -28,6 +30,8 @@ struct Cli {
 enum Command {
     /// Show Berth at work: a stock, prebuilt llama-server with a model's experts in each of Berth's places.
     Demo(demo::Args),
+    /// Measure the experts' operation, next to this machine's limits and stock ggml, and write docs/moe-figures.md.
+    Figures(figures::Args),
     /// Write include/berth.h from the exported functions, or check it.
     Header(header::Args),
     /// Fetch or build the hosts that Berth is tested against, and say where they are.
@@ -47,6 +51,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
+        Command::Figures(args) => figures::run(&args),
         Command::Header(args) => header::run(&args),
         Command::Hosts(args) => hosts::run(&args),
         Command::Matrix(args) => matrix::run(&args),
