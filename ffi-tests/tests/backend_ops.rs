@@ -5,9 +5,12 @@
 
 #[path = "support/backend_ops.rs"]
 mod backend_ops;
+#[path = "support/full.rs"]
+mod full;
 
-use backend_ops::{full, test_backend_ops};
+use backend_ops::test_backend_ops;
 use ffi_tests::hosts;
+use full::full;
 
 /// Operations around the experts' matrices: biases, activations, routing.
 const AROUND: &str = "ADD_ID,SWIGLU,SWIGLU_OAI,SWIGLU_CLAMP,GEGLU,REGLU,GEGLU_ERF,GEGLU_QUICK,TOPK_MOE";

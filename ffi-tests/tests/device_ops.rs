@@ -6,9 +6,12 @@
 
 #[path = "support/backend_ops.rs"]
 mod backend_ops;
+#[path = "support/full.rs"]
+mod full;
 
-use backend_ops::{Counts, full, test_backend_ops};
+use backend_ops::{Counts, test_backend_ops};
 use ffi_tests::{hosts, skip};
+use full::full;
 
 /// The build of llama.cpp that has the program.
 const HOST: &str = "sdist-dl";

@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn weights_have_the_wanted_spread_and_no_bias() {
-        for ty in [Type::F32, Type::F16, Type::BF16, Type::Q4_0, Type::Q4_1, Type::Q5_0, Type::Q5_1, Type::Q8_0] {
+        for ty in [Type::F32, Type::F16, Type::BF16, Type::Q4_0, Type::Q4_1, Type::Q5_0, Type::Q5_1, Type::Q8_0, Type::Q4_K, Type::Q6_K] {
             let (mean, rms) = spread(ty);
             assert!((rms - 0.02).abs() < 0.001, "{ty}: rms {rms}");
             // A format without a minimum is off by half a step.

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 pub use arch::of_architecture;
 pub use geometry::{qwen3_30b_a3b, repeated};
@@ -21,6 +21,7 @@ pub use random::{Family, Spec};
 pub use smollm::{Experts, Split, split_dense};
 
 use crate::cache;
+use crate::gguf::{Gguf, Type, Writer};
 
 /// A model with random weights; the same file for the same description.
 pub fn random(spec: &Spec) -> Result<PathBuf> {
@@ -31,6 +32,31 @@ pub fn random(spec: &Spec) -> Result<PathBuf> {
 /// A model with random weights, written to a path of the caller's.
 pub fn random_to(spec: &Spec, path: &Path) -> Result<()> {
     create(path, |out| random::write(spec, out))
+}
+
+/// The same model with its experts in F16: the floats that their blocks stand for, rounded once.
+pub fn random_with_f16_experts(spec: &Spec) -> Result<PathBuf> {
+    let key = cache::key(&format!("1 {} {spec:?}", random::RECIPE));
+    let source = random(spec)?;
+    cache::file("models", &format!("random-{}-as-f16-{key}.gguf", spec.ty), |path| f16_experts(&source, path))
+}
+
+fn f16_experts(source: &Path, path: &Path) -> Result<()> {
+    let source = Gguf::open(source)?;
+    let mut w = Writer::new(source.string("general.architecture").context("no architecture")?);
+    source.metadata().iter().filter(|(key, _)| key != "general.architecture").for_each(|(key, value)| w.set(key, value.clone()));
+    let is_expert = |name: &str| name.contains("_exps");
+    for t in source.tensors() {
+        w.tensor(&t.name, if is_expert(&t.name) { Type::F16 } else { t.ty }, &t.dims)?;
+    }
+    create(path, |out| {
+        w.write(out, |i, info, out| {
+            let tensor = &source.tensors()[i];
+            let data = source.data(tensor)?;
+            let floats = || quants::quantize(Type::F16, &quants::dequantize(tensor.ty, &data)?);
+            Ok(out.write_all(&if is_expert(&info.name) { floats()? } else { data.clone() })?)
+        })
+    })
 }
 
 /// SmolLM2-135M-Instruct (Apache-2.0) as a mixture of 8 experts that says what the dense model says: the blocks of the original, bit for bit.

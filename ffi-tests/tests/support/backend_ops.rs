@@ -5,17 +5,14 @@ use std::time::Duration;
 use ffi_tests::hosts::Host;
 use ffi_tests::{berth_lib, cache, run};
 
+use crate::full::full;
+
 /// How the cases of one run ended.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     pub(crate) not_supported: usize,
-}
-
-/// Whether everything is to run, however long it takes.
-pub(crate) fn full() -> bool {
-    std::env::var("BERTH_FULL").is_ok_and(|v| v == "1")
 }
 
 /// Runs it; every device must pass.
