@@ -10,6 +10,8 @@ mod device;
 mod preload;
 #[path = "support/scratch.rs"]
 mod scratch;
+#[path = "support/servers.rs"]
+mod servers;
 
 use std::path::Path;
 use std::process::Stdio;
@@ -23,51 +25,14 @@ use ffi_tests::run::{Options, Server, agree, greedy_text};
 use ffi_tests::{models, skip, tools};
 use scratch::Scratch;
 use serde_json::{Value as Json, json};
+use servers::{assert_fused, compare, four_clients, sampled};
 
 const HOST: &str = "sdist-dl";
 const PROMPT: &str = "A ship in harbor is safe";
 
-/// Runs `ask` on a server without Berth and on one with it; the answers must satisfy `same`. What the blocks of the latter were.
+/// [`servers::compare`] on the build, with the model of floats.
 fn on_servers<T: std::fmt::Debug>(args: &[&str], ask: impl Fn(&Server) -> T, same: impl Fn(&T, &T) -> bool) -> Option<(T, Blocks)> {
-    on_servers_with(args, &[], ask, same)
-}
-
-/// The same, with more arguments for the one with Berth.
-fn on_servers_with<T: std::fmt::Debug>(
-    args: &[&str],
-    more: &[&str],
-    ask: impl Fn(&Server) -> T,
-    same: impl Fn(&T, &T) -> bool,
-) -> Option<(T, Blocks)> {
-    let host = hosts::require(HOST)?;
-    let model = floats();
-    let scratch = Scratch::new();
-    let run = |options: Options| {
-        let server = Server::start(&host, &model, &options).unwrap_or_else(|e| panic!("{args:?}: {e:#}"));
-        let answer = ask(&server);
-        server.stop().unwrap_or_else(|e| panic!("{args:?}: {e:#}"));
-        answer
-    };
-    let options = || Options::default().arg(args);
-    let (stock, with) = (run(options()), run(with_berth(options().arg(more), &scratch)));
-    assert!(same(&stock, &with), "{args:?}:\n   {with:?}\nnot {stock:?}");
-    Some((stock, blocks(&scratch)))
-}
-
-/// All blocks as one operation, but for those of the warm-up, in which all experts are computed.
-fn assert_fused(blocks: &Blocks) {
-    assert!(blocks.fused > 0 && blocks.reasons.iter().all(|r| r.reason == "some_choices"), "{blocks:?}");
-}
-
-/// Sampled tokens.
-fn sampled(server: &Server, prompt: &str, tokens: u32) -> Vec<i64> {
-    let body = json!({
-        "prompt": prompt, "n_predict": tokens, "temperature": 1.0, "seed": 3, "cache_prompt": false, "ignore_eos": true, "return_tokens": true,
-    });
-    let answer = server.post("/completion", &body).unwrap_or_else(|e| panic!("{e:#}"));
-    let tokens: Vec<i64> = answer["tokens"].as_array().into_iter().flatten().filter_map(Json::as_i64).collect();
-    assert!(!tokens.is_empty(), "{answer}");
-    tokens
+    compare(HOST, &floats(), args, &[], ask, same)
 }
 
 fn the_text_is_the_same(args: &[&str]) {
@@ -93,12 +58,7 @@ fn small_batches_run_and_the_text_is_the_same() {
 
 #[test]
 fn four_clients_at_once_get_the_same_texts() {
-    let ask = |server: &Server| {
-        std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..4).map(|i| scope.spawn(move || sampled(server, &format!("{i} {PROMPT}"), 40 + i))).collect();
-            clients.into_iter().map(|c| c.join().expect("a client that got its answer")).collect::<Vec<_>>()
-        })
-    };
+    let ask = |server: &Server| four_clients(|i| sampled(server, &format!("{i} {PROMPT}"), 40 + i));
     let Some((stock, blocks)) = on_servers(&["-np", "4"], ask, |a, b| a == b) else { return };
     assert_eq!(stock.iter().map(Vec::len).collect::<Vec<_>>(), [40, 41, 42, 43]);
     assert_fused(&blocks);
@@ -117,7 +77,7 @@ fn a_draft_model_in_the_same_process_runs_and_the_text_is_the_same() {
         answer["tokens"].clone()
     };
     let args = ["--spec-type", "draft-simple", "-md", &draft];
-    let Some((_, blocks)) = on_servers_with(&args, &["-otd", RULE], ask, |a, b| a == b) else { return };
+    let Some((_, blocks)) = compare(HOST, &floats(), &args, &["-otd", RULE], ask, |a, b| a == b) else { return };
     assert_fused(&blocks);
 }
 
