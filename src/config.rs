@@ -19,6 +19,19 @@ pub const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_P
 /// The host's own default of `GGML_OP_OFFLOAD_MIN_BATCH`.
 const OFFLOAD_MIN_BATCH: u32 = 32;
 
+/// Every variable that Berth reads. All but `BERTH_ISA` are settings below.
+pub const VARIABLES: [&str; 8] =
+    ["BERTH_ARENA_DIR", "BERTH_AUTO", "BERTH_FUSE", "BERTH_ISA", "BERTH_LOG", "BERTH_OFFLOAD_MIN_BATCH", "BERTH_REPORT", "BERTH_STRICT"];
+
+/// The one of [`VARIABLES`] that was probably meant by a name that is none of them, if one is near.
+pub fn nearest_variable(name: &str) -> Option<&'static str> {
+    const PREFIX: usize = "BERTH_".len();
+    let wanted = name.get(PREFIX..).filter(|w| w.len() <= 64)?;
+    let distance = |known: &&str| strsim::damerau_levenshtein(&known[PREFIX..], &wanted.to_ascii_uppercase());
+    // A misspelling, not another word, as with targets.
+    VARIABLES.into_iter().min_by_key(distance).filter(|known| distance(known) <= wanted.chars().count().div_ceil(3))
+}
+
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -177,6 +190,32 @@ mod tests {
             assert_eq!(error.status, Status::Config);
             assert!(error.message.contains(name) && error.message.contains(value), "{error}");
         }
+    }
+
+    #[test]
+    fn the_variable_that_was_meant_is_near() {
+        for (typed, meant) in [
+            ("BERTH_ARENADIR", Some("BERTH_ARENA_DIR")),
+            ("BERTH_strict", Some("BERTH_STRICT")),
+            ("BERTH_OFFLOAD_MINBATCH", Some("BERTH_OFFLOAD_MIN_BATCH")),
+            ("BERTH_ISAS", Some("BERTH_ISA")),
+            ("BERTH_COLOUR_OF_THE_MOON", None),
+            ("BERTH_", None),
+        ] {
+            assert_eq!(nearest_variable(typed), meant, "{typed}");
+        }
+    }
+
+    #[test]
+    fn every_variable_that_is_read_is_known() {
+        let asked = std::cell::RefCell::new(Vec::new());
+        let read = Config::from_lookup(|name| {
+            asked.borrow_mut().push(name.to_owned());
+            None
+        });
+        assert!(read.is_ok());
+        let asked: Vec<String> = asked.into_inner().into_iter().filter(|n| n.starts_with("BERTH_")).collect();
+        assert!(asked.len() + 1 == VARIABLES.len() && asked.iter().all(|n| VARIABLES.contains(&n.as_str())), "{asked:?}");
     }
 
     #[test]

@@ -249,7 +249,17 @@ fn options_are_spelt_as_in_llama_cpp() {
     assert_eq!(json(&["--no-mmap"])["mmap"], false);
     // Names that no rule could mean are refused.
     let model = small();
-    for (device, said) in [("", "is empty"), ("A=B", "contains '='"), ("a,b", "contains ','"), ("CUDA0:", "is empty")] {
+    for (device, said) in [
+        ("", "is empty"),
+        ("A=B", "contains '='"),
+        ("a,,b", "is empty"),
+        ("CUDA0:", "is empty"),
+        ("CPU", "no device"),
+        ("A,cpu", "no device"),
+        ("A,B,A:H", "'A' is named twice"),
+        ("A,none", "stands alone"),
+        ("a;b", "contains ';'"),
+    ] {
         let output = explain(&[&model, "--device", device]);
         assert!(
             code(&output) == 1 && output.stderr.starts_with("berth explain: --device: ") && output.stderr.contains(said),
@@ -287,6 +297,27 @@ fn html_is_written_whole_to_a_file_and_never_over_the_model() {
     let nowhere = explain(&[&text(&model), "--html", &text(&dir.path().join("no/such/dir.html"))]);
     let expected = format!("berth explain: write {}: No such file or directory", dir.path().join("no/such/dir.html").display());
     assert!(code(&nowhere) == 1 && nowhere.stderr.starts_with(&expected), "{}", nowhere.stderr);
+}
+
+#[test]
+fn html_takes_the_place_of_its_own_page_and_of_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (page, model) = (dir.path().join("map.html"), small());
+    let write = || explain(&[&model, "--html", page.to_str().unwrap()]);
+    assert_eq!(code(&write()), 0);
+    let first = fs::read(&page).unwrap();
+    fs::write(&page, "").unwrap();
+    for _ in 0..2 {
+        assert_eq!(code(&write()), 0, "an empty file and our own page may be replaced");
+        assert_eq!(fs::read(&page).unwrap().len(), first.len());
+    }
+    let other_model = fs::read(&model).unwrap();
+    for foreign in [&other_model[..], b"<!doctype html>\n<title>mine</title>", b"x"] {
+        fs::write(&page, foreign).unwrap();
+        let output = write();
+        assert!(code(&output) == 1 && output.stderr.contains("is no page of berth explain"), "{}", output.stderr);
+        assert!(fs::read(&page).unwrap() == foreign, "it is not touched");
+    }
 }
 
 #[test]
@@ -489,5 +520,85 @@ fn doctor_finds_a_setting_that_is_not_understood() {
         let found = all.iter().find(|f| f["item"] == "settings").unwrap_or_else(|| panic!("{all:?}"));
         assert_eq!(found["verdict"], verdict, "{found}");
         assert!(found["found"].as_str().unwrap().contains(value), "{found}");
+    }
+}
+
+#[test]
+fn devices_are_named_as_in_llama_cpp() {
+    // The output comes behind the last layer.
+    let layers = |args: &[&str]| {
+        let e = json(args);
+        [places(&e, "attn_q."), places(&e, "output_norm")].concat()
+    };
+    let two = layers(&["-dev", "CUDA0,CUDA1"]);
+    assert_eq!(two, ["CUDA0", "CUDA1"]);
+    assert_eq!(layers(&["-dev", "CUDA0:CUDA_Host,RPC0[127.0.0.1:50052]"]), ["CUDA0", "RPC0[127.0.0.1:50052]"]);
+    assert_eq!(layers(&["--device", "CUDA0", "--device", "CUDA1"]), two);
+    assert_eq!(layers(&["-dev", "none"]), ["CPU", "CPU"]);
+}
+
+/// What `explain` says with an environment.
+fn json_with(env: &[(&str, &str)], args: &[&str]) -> Value {
+    let mut command = berth(&[&["explain", &small(), "--json"], args].concat());
+    command.envs(env.iter().copied());
+    let output = ran(command, None);
+    assert_eq!(code(&output), 0, "{}", output.stderr);
+    serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout))
+}
+
+#[test]
+fn berth_auto_gives_the_experts_that_no_rule_names_to_the_mapping_as_the_plug_in_does() {
+    let rule = ["-ot", r"blk\.0\..*exps=ARENA"];
+    for (value, want) in [("", ["ARENA", "CPU"]), ("0", ["ARENA", "CPU"]), ("1", ["ARENA", "CPU_MMAP"])] {
+        let e = json_with(&[("BERTH_AUTO", value)], &rule);
+        assert_eq!(places(&e, "exps.weight"), want, "BERTH_AUTO={value}");
+        assert_eq!(places(&e, "attn_q."), ["CPU"]);
+    }
+}
+
+#[test]
+fn the_threshold_of_the_environment_is_the_one_that_explain_names() {
+    let (own, host) = ("BERTH_OFFLOAD_MIN_BATCH", "GGML_OP_OFFLOAD_MIN_BATCH");
+    for (env, want) in [(&[][..], 32), (&[(host, "64")], 64), (&[(own, "8")], 8), (&[(host, "64"), (own, "8")], 8), (&[(host, "many")], 32)]
+    {
+        assert_eq!(json_with(env, &["-dev", "CUDA0"])["offload_min_batch"], want, "{env:?}");
+    }
+}
+
+#[test]
+fn a_tier_that_is_none_is_a_warning_and_fails_with_strict() {
+    let run = |value: &str, extra: &[&str]| {
+        let mut command = berth(&[&["explain", &small()], extra].concat());
+        command.env("BERTH_ISA", value);
+        ran(command, None)
+    };
+    let lenient = run("sse9", &[]);
+    assert!(code(&lenient) == 0 && lenient.stdout.contains("WARNING bad_setting: BERTH_ISA=\"sse9\""), "{}", lenient.stdout);
+    assert_eq!(code(&run("sse9", &["--strict"])), 1);
+    assert_eq!(code(&run("scalar", &["--strict"])), 0);
+}
+
+#[test]
+fn doctor_notes_a_variable_that_berth_does_not_have_and_the_one_that_was_meant() {
+    let mut command = berth(&["doctor", "--no-measure", "--json"]);
+    command.env("BERTH_ARENADIR", "/x").env("BERTH_SOMETHING_ELSE_ALTOGETHER", "1").env("BERTH_STRICT", "0");
+    let output = ran(command, Some(&std::env::temp_dir()));
+    let all: Vec<Value> = serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout));
+    let notes: Vec<&Value> = all.iter().filter(|f| f["item"] == "variable").collect();
+    assert_eq!(notes.len(), 2, "{all:?}");
+    assert!(notes.iter().all(|f| f["verdict"] == "note"));
+    let of = |name: &str| notes.iter().find(|f| f["found"].as_str().is_some_and(|t| t.contains(name))).unwrap_or_else(|| panic!("{name}"));
+    assert!(of("BERTH_ARENADIR")["hint"].as_str().is_some_and(|h| h.contains("BERTH_ARENA_DIR")), "{notes:?}");
+    assert!(of("BERTH_SOMETHING_ELSE_ALTOGETHER")["hint"].as_str().is_some_and(|h| !h.contains("is meant")), "{notes:?}");
+}
+
+#[test]
+fn doctor_finds_an_arena_directory_in_which_no_file_can_be_made() {
+    for place in ["/proc", "/sys"] {
+        let output = ran(berth(&["doctor", "--no-measure", "--json"]), Some(Path::new(place)));
+        let all: Vec<Value> = serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout));
+        let found = all.iter().find(|f| f["item"] == "arena").unwrap_or_else(|| panic!("{all:?}"));
+        assert!(found["verdict"] == "bad" && found["found"].as_str().is_some_and(|t| t.contains(place)), "{found}");
+        assert_eq!(code(&output), 1);
     }
 }

@@ -82,6 +82,14 @@ impl Directory {
         Ok(fs.f_bavail.saturating_mul(fs.f_frsize))
     }
 
+    /// Makes a file as an arena does, and lets it go. Some file systems (`/proc`, `/sys`) let root write to a directory and make no file in it.
+    ///
+    /// # Errors
+    /// [`Status::Io`], naming the path.
+    pub fn try_file(&self) -> Result<()> {
+        self.unnamed_file().map(drop)
+    }
+
     /// A new file without a name, readable and writable by this user alone.
     fn unnamed_file(&self) -> Result<OwnedFd> {
         const FLAGS: i32 = libc::O_RDWR | libc::O_CLOEXEC;
@@ -315,6 +323,17 @@ mod tests {
             assert!(unsafe { std::slice::from_raw_parts(s.base(), s.len()) }.iter().all(|b| *b == i as u8 + 1));
         }
         assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0, "the file has no name");
+    }
+
+    #[test]
+    fn a_directory_that_takes_no_file_is_found_out() {
+        let scratch = Scratch::new("try");
+        assert!(Directory::open(&scratch.0, false).unwrap().try_file().is_ok());
+        // Root may open it; others are refused at once.
+        if let Ok(proc) = Directory::open(Path::new("/proc"), false) {
+            let error = proc.try_file().unwrap_err();
+            assert!(error.status == Status::Io && error.message.contains("/proc"), "{error}");
+        }
     }
 
     #[test]

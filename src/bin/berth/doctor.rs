@@ -75,6 +75,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         }
         Err(error) => findings.push(bad("settings", error.message, "correct or unset it: Berth stays out of a process with such a value")),
     }
+    findings.extend(unknown_variables());
     findings.push(cuda());
     findings.extend(llama(args.llama.as_deref()));
     findings.extend(plug_in());
@@ -174,6 +175,9 @@ fn arena_directory(config: &Config, measure: bool) -> Vec<Finding> {
         Ok(directory) => directory,
         Err(error) => return vec![bad(ITEM, error.message, "set BERTH_ARENA_DIR to a directory on a disk with room for the experts")],
     };
+    if let Err(error) = directory.try_file() {
+        return vec![bad(ITEM, error.message, "set BERTH_ARENA_DIR to a directory in which files can be made")];
+    }
     let kind = system::file_system(path).unwrap_or_else(|| "unknown".into());
     let free = directory.free_bytes().map_or_else(|e| e.message, |bytes| format!("{} free", gib(bytes)));
     let found = format!("{} ({kind}, {free})", path.display());
@@ -218,6 +222,18 @@ fn read_rate(dir: &Path) -> Result<f64, String> {
     let start = Instant::now();
     fill::fill_slice(&file, &path, 0, &mut target).map_err(|e| e.message)?;
     Ok(BYTES as f64 / start.elapsed().as_secs_f64() / 1e9)
+}
+
+/// Variables that look like Berth's and are not: nobody reads them.
+fn unknown_variables() -> Vec<Finding> {
+    let mut names: Vec<String> = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
+    names.retain(|n| n.starts_with("BERTH_") && !config::VARIABLES.contains(&n.as_str()));
+    names.sort();
+    let hint = |name: &str| match config::nearest_variable(name) {
+        Some(meant) => format!("perhaps {meant} is meant"),
+        None => format!("the variables are {}", config::VARIABLES.join(", ")),
+    };
+    names.iter().map(|name| note("variable", format!("{name} is set, and Berth has no such variable"), hint(name))).collect()
 }
 
 fn cuda() -> Finding {

@@ -1,6 +1,7 @@
 //! `berth explain`: where every tensor of a model would go, and why, before anything is loaded.
 
 use std::ffi::OsString;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,6 +9,7 @@ use std::process::ExitCode;
 use berth::config::{self, Config};
 use berth::gguf::Model;
 use berth::memory::{arena, pinned, system};
+use berth::moe::isa;
 use berth::placement::{Device, Explanation, Facts, Load, Machine, Repack, Rules, Target, Targets, render};
 use clap::{ArgMatches, Command, FromArgMatches};
 
@@ -21,8 +23,8 @@ pub(crate) struct Args {
     /// The model is read, not mapped (llama.cpp's --load-mode none).
     #[arg(long)]
     no_mmap: bool,
-    /// Devices, as NAME or NAME:HOST_TYPE, in llama.cpp's order; for example CUDA0:CUDA_Host. Also -dev.
-    #[arg(long = "device", value_name = "NAME[:HOST]")]
+    /// Devices, as NAME or NAME:HOST_TYPE, comma-separated, in llama.cpp's order; for example CUDA0:CUDA_Host,CUDA1. `none`: no device. Also -dev.
+    #[arg(long = "device", value_name = "NAME[:HOST],...")]
     devices: Vec<String>,
     /// Layers on the devices: a number, `all` or `auto` [default: all, if there is a device]. Also -ngl.
     #[arg(long, short_alias = 'g', visible_aliases = ["gpu-layers", "n-gpu-layers"], value_name = "N", value_parser = layers, allow_hyphen_values = true)]
@@ -134,11 +136,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn explain(args: &Args) -> Result<ExitCode, String> {
-    let devices: Vec<(&str, Option<&str>)> = args.devices.iter().map(|d| device(d)).collect();
-    for (name, host) in &devices {
-        let checked = Targets::check_device(name).and_then(|()| host.map_or(Ok(()), Targets::check_device));
-        checked.map_err(|e| format!("--device: {e}"))?;
-    }
+    let devices = devices(&args.devices).map_err(|e| format!("--device: {e}"))?;
     let mut rules = Rules::new(Targets::new(devices.iter().map(|d| d.0)));
     for arg in &args.rules.0 {
         let added = match arg {
@@ -150,8 +148,12 @@ fn explain(args: &Args) -> Result<ExitCode, String> {
         added.map_err(|e| format!("{e}\n{}", e.excerpt()))?;
     }
     let model = Model::open(&args.model).map_err(|e| e.to_string())?;
+    // What is wrong with a setting is a warning of the explanation; the defaults stand in for it.
+    let settings = config::get().cloned().unwrap_or_default();
     let load = Load {
         mmap: !args.no_mmap,
+        auto_experts: settings.auto,
+        offload_min_batch: Some(settings.offload_min_batch),
         devices: devices.iter().map(|(name, host)| Device::new(name, *host, 1.0)).collect(),
         gpu_layers: args.gpu.and_then(|l| l.0),
         repack: if args.no_repack { Repack::Off } else { repack() },
@@ -164,11 +166,25 @@ fn explain(args: &Args) -> Result<ExitCode, String> {
         if model.parts().iter().any(|part| inode(path).is_some_and(|i| inode(part.path()) == Some(i))) {
             return Err(format!("{} is the model itself", path.display()));
         }
+        refuse_foreign(path)?;
         berth::report::replace_file(path, render::html(&explained).as_bytes()).map_err(|e| e.to_string())?;
     }
     crate::print(&if args.json { render::json(&explained) + "\n" } else { render::table(&explained, args.all) })?;
     let idle = explained.rules.iter().any(|r| r.is_idle());
     Ok(if args.strict && (idle || explained.has_unhonoured()) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Whatever is in that place already must be a page of ours, or empty. (Links and the like are refused when it is written.)
+fn refuse_foreign(path: &std::path::Path) -> Result<(), String> {
+    const HEAD: u64 = 1 << 16;
+    let at = |e: std::io::Error| format!("{}: {e}", path.display());
+    if !std::fs::symlink_metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0) {
+        return Ok(());
+    }
+    let mut head = Vec::new();
+    std::fs::File::open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head)).map_err(at)?;
+    let ours = render::is_page(&String::from_utf8_lossy(&head));
+    if ours { Ok(()) } else { Err(format!("{} exists and is no page of berth explain; name another file, or remove it", path.display())) }
 }
 
 /// What this machine has of what the rules name. The CUDA driver and the arena's directory are not touched if no rule needs them.
@@ -182,6 +198,9 @@ fn machine(rules: &Rules) -> Machine {
         Ok(config) if names(Target::Arena) => arena_directory(config, &mut machine),
         Ok(_) => {}
         Err(error) => machine.bad_setting = Some(error.message),
+    }
+    if let (None, Err(error)) = (&machine.bad_setting, isa::detect()) {
+        machine.bad_setting = Some(error.message);
     }
     machine
 }
@@ -198,13 +217,36 @@ fn arena_directory(config: &Config, machine: &mut Machine) {
         machine.arena_in_memory = kind.filter(|k| matches!(k.as_str(), "tmpfs" | "ramfs")).map(|_| path.display().to_string());
         return;
     }
-    match arena::Directory::open(path, config.arena_dir_is_default) {
+    match arena::Directory::open(path, config.arena_dir_is_default).and_then(|d| d.try_file().map(|()| d)) {
         Ok(directory) => {
             machine.arena_free = directory.free_bytes().ok();
             machine.arena_in_memory = directory.in_memory.then(|| path.display().to_string());
         }
         Err(error) => machine.no_arena = Some(error.message),
     }
+}
+
+/// The devices of every `--device`, each with its host type. As in llama.cpp, `none` alone is none, and the CPU cannot be one; its names differ in
+/// more than the case of their letters.
+fn devices(given: &[String]) -> Result<Vec<(&str, Option<&str>)>, String> {
+    let mut all: Vec<(&str, Option<&str>)> = Vec::new();
+    let listed: Vec<&str> = given.iter().flat_map(|list| list.split(',')).collect();
+    if listed == ["none"] {
+        return Ok(all);
+    }
+    for text in listed {
+        let (name, host) = device(text);
+        Targets::check_device(name).and_then(|()| host.map_or(Ok(()), Targets::check_device))?;
+        match name {
+            "none" => return Err("'none' stands alone: there are other devices beside it".to_owned()),
+            _ if name.eq_ignore_ascii_case("CPU") => {
+                return Err("the CPU is no device that layers go to; `none` is for no device at all".to_owned());
+            }
+            _ if all.iter().any(|(n, _)| n.eq_ignore_ascii_case(name)) => return Err(format!("'{name}' is named twice")),
+            _ => all.push((name, host)),
+        }
+    }
+    Ok(all)
 }
 
 /// Name and host type. A name may hold an address in brackets: `RPC0[127.0.0.1:50052]`.

@@ -35,15 +35,22 @@ const LAST_LABEL: f64 = 0.8;
 /// Without a line end in it that a reader of the page would need.
 const STYLE: &str = include_str!("page.css");
 
+/// How every page begins, up to the name of the model.
+const BEGINS: &str = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+                      <meta name=\"viewport\" content=\"width=device-width\">\n<title>";
+/// What follows that name.
+const TITLE_ENDS: &str = ": where its tensors go</title>";
+
+/// Whether a file that begins so is such a page.
+pub fn is_page(head: &str) -> bool {
+    head.starts_with(BEGINS) && head.contains(TITLE_ENDS)
+}
+
 /// The page.
 pub fn html(e: &Explanation) -> String {
     let mut page = Page { out: String::new() };
     let name = e.model.name.as_deref().filter(|n| !n.is_empty()).unwrap_or("A model without a name");
-    page.add(format_args!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
-         <title>{0}: where its tensors go</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
-        Escaped(name)
-    ));
+    page.add(format_args!("{BEGINS}{0}{TITLE_ENDS}\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{0}</h1>\n", Escaped(name)));
     page.summary(e);
     page.warnings(e);
     page.places(e);

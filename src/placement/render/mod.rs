@@ -8,7 +8,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use html::html;
+pub use html::{html, is_page};
 pub use table::table;
 
 use super::explain::Explanation;
