@@ -1,12 +1,12 @@
 /*
  * A loader in C over berth.h: opens a model, creates every tensor, allocates, fills, and compares every byte with the file.
  *
- *   loader_peer MODEL [--rules TEXT] [--no-mmap] [--cancel] [--replace FILE] [--spoil cut|write] [--spoil-late] [--noisy] [--part FILE]...
+ *   loader_peer MODEL [--rules TEXT] [--no-mmap] [--cancel] [--replace FILE] [--spoil cut|write] [--spoil-late] [--noisy] [--part FILE]... [--flags]
  *
  * One line per tensor: name, place, memory, rule, overridden, downgraded, reason, bytes, whether all bytes equal the file's. The files of a split
  * model are named by --part, in order. With --replace that file is renamed over the model after it was opened. With --cancel the first fill is cancelled
  * at its first report, and a second one completes it; how far it came is printed. With --spoil the last file is cut to half, or a byte of it is
- * written to in place, before memory is allocated, or, with --spoil-late, after.
+ * written to in place, before memory is allocated, or, with --spoil-late, after. With --flags every flag of berth_create_tensor is tried instead.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <berth.h>
@@ -84,10 +84,118 @@ static bool equals_file(const struct berth_tensor *t, const char *path) {
     return same;
 }
 
+static int checks, faults;
+
+static void expect(bool fine, const char *what) {
+    checks++;
+    if (!fine) {
+        faults++;
+        printf("FAILED %s\n", what);
+    }
+}
+
+/* A loader that nothing was created with. */
+static struct berth_loader *fresh(const char *model, const struct berth_rules *rules, const struct berth_load *load) {
+    struct berth_loader *loader = NULL;
+    check(berth_loader_open(model, rules, load, &loader), "berth_loader_open");
+    return loader;
+}
+
+/* Whether one tensor is made with these flags as these circumstances have it. No target: it is not made. */
+static bool made(const char *model, const struct berth_rules *rules, const struct berth_load *load, const char *name, uint32_t flags,
+                 const char *target, enum berth_memory memory, int rule, const char *reason) {
+    struct berth_loader *loader = fresh(model, rules, load);
+    static const struct berth_tensor none;
+    const struct berth_tensor *t = &none;
+    bool fine = berth_create_tensor(loader, name, flags, &t) == BERTH_STATUS_OK;
+    size_t count = berth_loader_tensor_count(loader);
+    if (!target) {
+        fine = fine && t == NULL && count == 0;
+    } else {
+        fine = fine && t && t != &none && count == 1 && strcmp(t->target, target) == 0 && t->memory == memory && t->rule == rule &&
+               strcmp(t->reason, reason) == 0;
+    }
+    berth_loader_free(loader);
+    return fine;
+}
+
+/* Whether a tensor is refused with that status, and nothing is written. */
+static bool refused(struct berth_loader *loader, const char *name, uint32_t flags, enum berth_status status) {
+    static const struct berth_tensor none;
+    const struct berth_tensor *t = &none;
+    size_t before = berth_loader_tensor_count(loader);
+    return berth_create_tensor(loader, name, flags, &t) == status && t == &none && berth_loader_tensor_count(loader) == before;
+}
+
+/* Every flag of berth_create_tensor, alone and with others. */
+static int try_flags(const char *model, struct berth_load load) {
+    enum { OPTIONAL = BERTH_TENSOR_NOT_REQUIRED, TWICE = BERTH_TENSOR_DUPLICATED, SKIP = BERTH_TENSOR_SKIP, LAZY = BERTH_TENSOR_READ_LAZY };
+    static const char up[] = "blk.0.ffn_up_exps.weight", embd[] = "token_embd.weight", absent[] = "blk.0.not_in_the_model.weight";
+    struct berth_rules *rules = NULL;
+    check(berth_rules_new(NULL, 0, &rules), "berth_rules_new");
+    check(berth_rules_parse(rules, "exps=ARENA,token_embd=CPU_MMAP"), "berth_rules_parse");
+
+    /* Required or not. */
+    struct berth_loader *loader = fresh(model, rules, &load);
+    expect(refused(loader, absent, 0, BERTH_STATUS_NOT_FOUND), "a required tensor that is missing");
+    expect(refused(loader, absent, SKIP, BERTH_STATUS_NOT_FOUND), "a required tensor that is missing, and would be skipped");
+    expect(refused(loader, absent, LAZY | TWICE, BERTH_STATUS_NOT_FOUND), "a required tensor that is missing, lazy and duplicated");
+    expect(refused(loader, up, BERTH_TENSOR_MISSING, BERTH_STATUS_INVALID_ARGUMENT), "a loader knows what is missing");
+    expect(refused(loader, up, 1u << 31, BERTH_STATUS_INVALID_ARGUMENT), "an unknown flag");
+    berth_loader_free(loader);
+    for (uint32_t others = 0; others < 16; others++) {
+        if (others & OPTIONAL) {
+            expect(made(model, rules, &load, absent, others, NULL, 0, 0, NULL), "a tensor that is not required and missing");
+        }
+        if (others & SKIP) {
+            expect(made(model, rules, &load, up, others, NULL, 0, 0, NULL), "a skipped tensor");
+        }
+    }
+    expect(made(model, rules, &load, up, 0, "ARENA", BERTH_MEMORY_ARENA, 0, "rule_host"), "a required tensor");
+    expect(made(model, rules, &load, up, OPTIONAL, "ARENA", BERTH_MEMORY_ARENA, 0, "rule_host"), "a tensor that is not required, and there");
+    expect(made(model, rules, &load, up, TWICE, "ARENA", BERTH_MEMORY_ARENA, 0, "duplicated"), "a duplicated tensor");
+
+    /* A second use: the same tensor in the same place, another one elsewhere; not asked for, an error. */
+    loader = fresh(model, rules, &load);
+    const struct berth_tensor *first = NULL, *second = NULL;
+    expect(berth_create_tensor(loader, embd, 0, &first) == BERTH_STATUS_OK && first, "the first use");
+    expect(refused(loader, embd, 0, BERTH_STATUS_INVALID_ARGUMENT), "a second use that is not asked for as one");
+    expect(refused(loader, embd, OPTIONAL, BERTH_STATUS_INVALID_ARGUMENT), "nor as not required");
+    expect(berth_create_tensor(loader, embd, TWICE, &second) == BERTH_STATUS_OK && second == first, "a second use in the same place");
+    expect(berth_loader_tensor_count(loader) == 1, "is the same tensor");
+    berth_loader_free(loader);
+    struct berth_device cuda = {.name = "CUDA0", .host_type = NULL, .share = 1.0f};
+    struct berth_load with_device = load;
+    with_device.devices = &cuda;
+    with_device.n_devices = 1;
+    loader = fresh(model, NULL, &with_device);
+    expect(berth_create_tensor(loader, embd, 0, &first) == BERTH_STATUS_OK && first && strcmp(first->target, "CPU") == 0, "embeddings on the CPU");
+    expect(berth_create_tensor(loader, embd, TWICE | OPTIONAL, &second) == BERTH_STATUS_OK && second && second != first, "as the output");
+    expect(second && strcmp(second->target, "CUDA0") == 0 && strcmp(second->reason, "duplicated") == 0, "on the device");
+    expect(first && strcmp(first->target, "CPU") == 0 && berth_loader_tensor_count(loader) == 2, "beside the first");
+    berth_loader_free(loader);
+
+    /* Lazy: never, when it is large (this one is not), always; then no rule is asked, and it is mapped whatever the load mode. */
+    for (int mapped = 0; mapped < 2; mapped++) {
+        load.mmap = mapped;
+        enum berth_memory ruled = mapped ? BERTH_MEMORY_MAPPED : BERTH_MEMORY_PAGEABLE;
+        load.lazy = 0;
+        expect(made(model, rules, &load, embd, LAZY, "CPU_MMAP", ruled, 1, "rule_host"), "a small tensor is not read lazily");
+        load.lazy = 1;
+        expect(made(model, rules, &load, embd, LAZY, "CPU_MMAP", ruled, 1, "rule_host"), "no tensor is read lazily");
+        load.lazy = 2;
+        expect(made(model, rules, &load, embd, LAZY, "CPU", BERTH_MEMORY_MAPPED, -1, "lazy"), "a tensor that is read lazily");
+        expect(made(model, rules, &load, embd, 0, "CPU_MMAP", ruled, 1, "rule_host"), "a tensor that may not be read lazily");
+    }
+    berth_rules_free(rules);
+    printf("%d checks, %d failed\n", checks, faults);
+    return faults != 0;
+}
+
 int main(int argc, char **argv) {
     const char *rules_text = NULL, *parts[64];
     size_t n_parts = 0;
-    bool cancel = false, noisy = false, all_same = true;
+    bool cancel = false, noisy = false, flags = false, all_same = true;
     const char *replace = NULL, *spoiling = NULL;
     bool late = false;
     struct berth_load load = {.struct_size = sizeof load};
@@ -105,6 +213,8 @@ int main(int argc, char **argv) {
             late = true;
         } else if (strcmp(argv[i], "--noisy") == 0) {
             noisy = true;
+        } else if (strcmp(argv[i], "--flags") == 0) {
+            flags = true;
         } else if (strcmp(argv[i], "--no-mmap") == 0) {
             load.mmap = false;
         } else if (strcmp(argv[i], "--cancel") == 0) {
@@ -113,6 +223,9 @@ int main(int argc, char **argv) {
     }
     if (argc < 2) {
         return 2;
+    }
+    if (flags) {
+        return try_flags(argv[1], load);
     }
     if (n_parts == 0) {
         parts[n_parts++] = argv[1];

@@ -290,6 +290,12 @@ fn posted_patterns_match_the_same_names_as_in_stock_and_none_is_refused() {
         println!("{} {what} patterns: {tally:#?}", cases.len());
         assert!(tally.differences.is_empty() && tally.refused_by_berth.is_empty());
         assert!(what == "likely" || tally.refused_by_both == 0);
+        // Nearly all are really compared: an answer that came too late says nothing. (Mistakes among the likely ones are refused by both.)
+        let (compared, all) = (tally.matches + tally.misses, tally.compiled_by_both * names.len());
+        assert_eq!(tally.compiled_by_both + tally.refused_by_both, cases.len());
+        assert!(tally.compiled_by_both * 3 >= cases.len() * 2, "{what}: {tally:?}");
+        assert!(tally.berth_too_slow == 0 && tally.std_regex_too_slow * 100 <= all, "{what}: {tally:?}");
+        assert!(compared * 100 >= all * 99 && tally.matches > 0 && tally.misses > 0, "{what}: {tally:?}");
     }
 }
 
