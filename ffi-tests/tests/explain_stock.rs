@@ -3,8 +3,9 @@
 //! Proves: for every rule set, model and way to load below, stock (with Berth as a plug-in) gives every tensor that a rule names the place that
 //! `explain` said, gives no other tensor a place by rule, and copies as many bytes into each buffer type.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use berth::gguf::Model;
@@ -13,6 +14,7 @@ use ffi_tests::gguf::Type;
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::models::{self, Spec};
 use ffi_tests::run;
+use serde_json::Value;
 
 /// The build of llama.cpp whose `llama-completion` is asked.
 const HOST: &str = "sdist-dl";
@@ -141,9 +143,42 @@ fn logged(e: &berth::placement::Placed) -> Option<String> {
     e.place.as_ref().map(|p| if repacked { "CPU_REPACK".to_owned() } else { p.name().to_owned() })
 }
 
+/// How much was compared for a model.
+#[derive(Debug, Default)]
+struct Compared {
+    /// Places of tensors by rule.
+    tensors: usize,
+    /// Sizes of buffers.
+    buffers: usize,
+    /// Rule sets for which the command was asked too.
+    by_command: usize,
+}
+
+/// Places by rule as the command prints them. (Without repacking, so that it does not depend on this processor.)
+fn said_by_command(path: &Path, rules: &[Rule], (mmap, repack): (bool, bool)) -> BTreeMap<String, String> {
+    assert!(mmap && !repack);
+    let mut command = Command::new(ffi_tests::berth_program().unwrap_or_else(|e| panic!("{e:#}")));
+    run::clean_env(&mut command);
+    command.arg("explain").arg(path).args(["--json", "--no-repack"]);
+    for rule in rules {
+        match *rule {
+            Override(text) => command.args(["-ot", text]),
+            CpuMoe => command.arg("--cpu-moe"),
+            NCpuMoe(n) => command.args(["--n-cpu-moe", &n.to_string()]),
+            NCpuFfn(n) => command.args(["--n-cpu-ffn", &n.to_string()]),
+        };
+    }
+    let output = run::run(command, Duration::from_secs(60)).and_then(|o| o.checked("berth explain")).unwrap_or_else(|e| panic!("{e:#}"));
+    let json: Value = serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout));
+    let ruled = json["tensors"].as_array().expect("tensors").iter().filter(|t| !t["rule"].is_null());
+    let text = |v: &Value| v.as_str().expect("a text").to_owned();
+    ruled.map(|t| (text(&t["name"]), text(&t["place"]))).collect()
+}
+
 fn same_as_stock(host: &Host, path: &Path) {
     let berth = ffi_tests::berth_lib().unwrap_or_else(|e| panic!("{e:#}"));
     let model = Model::open(path).unwrap_or_else(|e| panic!("{e}"));
+    let mut compared = Compared::default();
     for (i, rules) in RULE_SETS.iter().enumerate() {
         for way in WAYS {
             let what = format!("{}, rule set {i}, (mmap, repack) = {way:?}", path.display());
@@ -152,24 +187,42 @@ fn same_as_stock(host: &Host, path: &Path) {
             let said: BTreeMap<String, String> =
                 e.tensors.iter().filter(|t| t.rule.is_some()).filter_map(|t| Some((t.name.clone(), logged(t)?))).collect();
             assert_eq!(said, done.ruled, "{what}");
+            compared.tensors += said.len();
+            // The command says the same, and so do its readers learn it.
+            if way == WAYS[0] && !said.is_empty() {
+                assert_eq!(said_by_command(path, rules, way), said, "{what}: berth explain --json");
+                compared.by_command += 1;
+            }
 
             let mut copied: BTreeMap<String, u64> = BTreeMap::new();
             for t in e.tensors.iter().filter(|t| t.memory.is_some_and(Memory::is_host_copy)) {
                 *copied.entry(logged(t).unwrap_or_default()).or_default() += t.bytes;
             }
-            let mut mapped: BTreeSet<&str> = BTreeSet::new();
-            mapped.extend(e.tensors.iter().filter(|t| t.memory == Some(Memory::Mapped)).filter_map(|t| t.place.as_ref()).map(|p| p.name()));
-            for (name, mib) in &done.buffers {
-                // A mapped buffer spans from its first to its last tensor, with what lies between.
-                let is_mapping = name == "CPU_Mapped" && mapped.contains("CPU") || mapped.contains(name.as_str());
-                let expected = copied.remove(name).map_or(0.0, |bytes| bytes as f64 / f64::from(1 << 20));
-                // Two decimals, and up to 64 bytes of padding per tensor.
-                let slack = 0.011 + e.tensors.len() as f64 * 64.0 / f64::from(1 << 20);
-                assert!(is_mapping || (mib - expected).abs() <= slack, "{what}: {name} has {mib} MiB, expected {expected}");
+            // A mapped buffer spans from its first to its last tensor, with what lies between.
+            let mut spans: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+            for t in e.tensors.iter().filter(|t| t.memory == Some(Memory::Mapped)) {
+                let info = model.tensor(&t.name).expect("it is in the model").info;
+                let place = t.place.as_ref().expect("what is mapped has a place").name();
+                let span = spans.entry(if place == "CPU" { "CPU_Mapped" } else { place }.to_owned()).or_insert((u64::MAX, 0));
+                *span = (span.0.min(info.offset), span.1.max(info.offset + info.bytes));
             }
+            for (name, mib) in &done.buffers {
+                let mapped = spans.remove(name).map(|(from, to)| to - from);
+                let copy = copied.remove(name);
+                assert!(mapped.is_none() || copy.is_none(), "{what}: {name} is both mapped and copied");
+                let expected = mapped.or(copy).unwrap_or(0) as f64 / f64::from(1 << 20);
+                // Two decimals, and for a copy up to 64 bytes of padding per tensor in it.
+                let within = e.tensors.iter().filter(|t| copy.is_some() && logged(t).as_ref() == Some(name)).count();
+                let slack = 0.006 + within as f64 * 64.0 / f64::from(1 << 20);
+                assert!((mib - expected).abs() <= slack, "{what}: {name} has {mib} MiB, expected {expected}");
+                compared.buffers += 1;
+            }
+            assert!(spans.is_empty(), "{what}: expected to be mapped, and stock does not: {spans:?}");
             assert!(copied.is_empty(), "{what}: expected in buffers that stock does not have: {copied:?}");
         }
     }
+    println!("{}: {compared:?}", path.display());
+    assert!(compared.tensors > 0 && compared.buffers >= RULE_SETS.len() * WAYS.len() && compared.by_command > 0, "{compared:?}");
 }
 
 macro_rules! architectures {
