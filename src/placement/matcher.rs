@@ -49,21 +49,22 @@ impl Matcher {
         Matcher { set: linear_set(&linear), in_set, backtracking }
     }
 
-    /// The index of the first pattern that matches; or of the one that reached its limit before that was known.
-    pub(super) fn first<'a>(&self, patterns: &impl Fn(usize) -> &'a Pattern, name: &str) -> Result<Option<usize>, usize> {
+    /// The index of the first pattern that matches. `matches` asks one of those that backtrack.
+    pub(super) fn first<E>(&self, matches: &impl Fn(usize) -> Result<bool, E>, name: &str) -> Result<Option<usize>, E> {
         let first = self.linear_hits(name).next();
         for &i in self.backtracking.iter().take_while(|&&i| first.is_none_or(|first| i < first)) {
-            if patterns(i).is_match(name).map_err(|_| i)? {
+            if matches(i)? {
                 return Ok(Some(i));
             }
         }
         Ok(first)
     }
 
-    pub(super) fn all<'a>(&self, patterns: &impl Fn(usize) -> &'a Pattern, name: &str) -> Result<Hits, usize> {
+    /// All patterns that match, likewise.
+    pub(super) fn all<E>(&self, matches: &impl Fn(usize) -> Result<bool, E>, name: &str) -> Result<Hits, E> {
         let mut hits: Vec<usize> = self.linear_hits(name).collect();
         for &i in &self.backtracking {
-            if patterns(i).is_match(name).map_err(|_| i)? {
+            if matches(i)? {
                 hits.push(i);
             }
         }

@@ -16,11 +16,14 @@ use regex_automata::{MatchKind, meta, nfa::thompson::WhichCaptures, util::syntax
 use super::ecma::{Translation, translate};
 use super::pattern_error::{PatternError, PatternFault};
 
-/// Backtracking steps per name: about 10 ms.
-const MAX_STEPS: usize = 500_000;
+/// Limits of backtracking steps per name. The engine does not tell how many steps it took, so a name is tried with one limit after the other: the
+/// one that sufficed tells about how many, and all that were tried cost no more than a few times that. The last is about 10 ms; the one before,
+/// about 1 ms, is the most that a pattern may take when it is tried out.
+const LIMITS: [usize; 6] = [128, 512, 2_048, 8_192, 50_000, 500_000];
+const TRIAL_LIMITS: usize = LIMITS.len() - 1;
 
-/// Backtracking steps per name when a pattern is tried out: about 1 ms.
-const MAX_TRIAL_STEPS: usize = 50_000;
+/// What a name costs that the first limit suffices for.
+const LEAST_STEPS: u64 = 64;
 
 /// Stock's names are at most this long.
 const NAME_BYTES: usize = 63;
@@ -31,7 +34,38 @@ pub struct Pattern {
     text: String,
     translation: Translation,
     linear: OnceLock<meta::Regex>,
-    backtracking: Option<Regex>,
+    backtracking: Option<Ladder>,
+    trial_steps: u64,
+}
+
+/// One pattern with each of the [`LIMITS`], built when it is needed.
+#[derive(Debug)]
+struct Ladder {
+    first: Regex,
+    others: [OnceLock<Option<Regex>>; LIMITS.len() - 1],
+}
+
+impl Ladder {
+    fn new(text: &str) -> Result<Ladder, PatternError> {
+        Ok(Ladder { first: backtracker(text, LIMITS[0])?, others: Default::default() })
+    }
+
+    /// Whether it matches, and about how many steps that took. At most `limits` limits are tried.
+    fn is_match(&self, text: &str, name: &[u8], limits: usize) -> (Result<bool, TooSlow>, u64) {
+        if let Ok(hit) = self.first.is_match(name) {
+            return (Ok(hit), LEAST_STEPS);
+        }
+        let mut steps = LIMITS[0] as u64;
+        for (regex, limit) in self.others.iter().zip(&LIMITS[1..]).take(limits - 1) {
+            steps += *limit as u64;
+            // It was built before, with another limit.
+            let built = regex.get_or_init(|| backtracker(text, *limit).ok());
+            if let Some(Ok(hit)) = built.as_ref().map(|regex| regex.is_match(name)) {
+                return (Ok(hit), steps);
+            }
+        }
+        (Err(TooSlow), steps)
+    }
 }
 
 /// A pattern reached its limit of steps on a name.
@@ -53,15 +87,17 @@ impl Pattern {
     /// [`PatternError`] for what stock refuses, and for the few things that only Berth refuses ([`PatternFault::stock_accepts`]).
     pub fn new(text: &str) -> Result<Pattern, PatternError> {
         let translation = translate(text)?;
-        let mut backtracking = None;
+        let (mut backtracking, mut trial_steps) = (None, 0);
         if translation.backtracks {
-            let trial = backtracker(&translation.text, MAX_TRIAL_STEPS)?;
-            if trial_names(text).iter().any(|name| trial.is_match(name.as_slice()).is_err()) {
-                return Err(PatternError { at: 0, fault: PatternFault::TooSlow });
+            let ladder = Ladder::new(&translation.text)?;
+            for name in trial_names(text) {
+                let (tried, steps) = ladder.is_match(&translation.text, &name, TRIAL_LIMITS);
+                trial_steps += steps;
+                tried.map_err(|TooSlow| PatternError { at: 0, fault: PatternFault::TooSlow })?;
             }
-            backtracking = Some(backtracker(&translation.text, MAX_STEPS)?);
+            backtracking = Some(ladder);
         }
-        Ok(Pattern { text: text.to_owned(), translation, linear: OnceLock::new(), backtracking })
+        Ok(Pattern { text: text.to_owned(), translation, linear: OnceLock::new(), backtracking, trial_steps })
     }
 
     /// The pattern as it was given.
@@ -74,10 +110,20 @@ impl Pattern {
     /// # Errors
     /// [`TooSlow`] if the pattern backtracks and reached its limit.
     pub fn is_match(&self, name: &str) -> Result<bool, TooSlow> {
+        self.counted_match(name).0
+    }
+
+    /// The same, and about how many steps of backtracking it took.
+    pub(super) fn counted_match(&self, name: &str) -> (Result<bool, TooSlow>, u64) {
         match &self.backtracking {
-            Some(regex) => regex.is_match(name.as_bytes()).map_err(|_| TooSlow),
-            None => Ok(self.linear.get_or_init(|| linear_set(&[self])).is_match(name)),
+            Some(ladder) => ladder.is_match(&self.translation.text, name.as_bytes(), LIMITS.len()),
+            None => (Ok(self.linear.get_or_init(|| linear_set(&[self])).is_match(name)), 0),
         }
+    }
+
+    /// About how many steps of backtracking it took to try it out.
+    pub(super) fn trial_steps(&self) -> u64 {
+        self.trial_steps
     }
 
     pub(super) fn backtracks(&self) -> bool {

@@ -5,7 +5,7 @@
 use std::fmt;
 
 use super::pattern_error::PatternFault;
-use super::rules::MAX_RULES;
+use super::rules::{MAX_RULES, MAX_TOTAL_STEPS};
 
 /// A rule that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub enum RuleFault {
     TooManyRules,
     /// All patterns together are too large.
     TooLargeTogether,
+    /// To try out all patterns together takes too many steps; this rule took most.
+    TooSlowTogether,
 }
 
 impl RuleError {
@@ -91,6 +93,11 @@ impl fmt::Display for RuleFault {
             RuleFault::TooManyRules => {
                 write!(f, "there are more than {MAX_RULES} rules; stock llama.cpp has room for {}", MAX_RULES - 1)
             }
+            RuleFault::TooSlowTogether => write!(
+                f,
+                "all rules together take more than the {MAX_TOTAL_STEPS} steps that there are to try them out, and this one takes most; avoid \
+                 back-references and repetitions beside repetitions"
+            ),
             RuleFault::TooLargeTogether => f.write_str("the patterns of all rules together are too large"),
         }
     }

@@ -22,6 +22,13 @@ pub const MAX_RULES: usize = 4096;
 /// All patterns together have at most about this many states, so that memory and time stay bounded.
 const MAX_TOTAL_COST: u64 = 1 << 19;
 
+/// Steps of backtracking that all rules together may take: to be tried out, and again on names. About a second. Patterns without look-ahead
+/// and back-reference take none.
+pub(super) const MAX_TOTAL_STEPS: u64 = 1 << 25;
+
+/// What every name adds to that, so that a long-lived process does not use it up: about 20 us, 16 rules with a look-ahead.
+const STEPS_PER_NAME: u64 = 1 << 10;
+
 /// What `--cpu-moe` matches (`LLM_FFN_EXPS_REGEX` in `common.h`): the experts of every architecture, merged, chunked, biases and scales.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
 
@@ -51,6 +58,8 @@ pub struct Rule {
     target: Target,
     origin: Origin,
     matches: AtomicU64,
+    /// Steps of backtracking so far.
+    steps: AtomicU64,
 }
 
 impl Rule {
@@ -75,23 +84,28 @@ impl Rule {
     }
 }
 
-/// A pattern reached its limit of steps on a name.
+/// A pattern reached its limit of steps on a name, or all rules together did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlowRule {
-    /// Which rule, from 0.
+    /// Which rule, from 0. Of all rules, the one that took most.
     pub rule: usize,
     /// On which name.
     pub tensor: String,
+    /// How many steps all rules together had, if those were used up.
+    pub budget: Option<u64>,
 }
 
 impl std::fmt::Display for SlowRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "rule {} takes too many steps on tensor '{}'; avoid repetitions inside repetitions",
-            self.rule + 1,
-            self.tensor.escape_debug()
-        )
+        let (rule, tensor) = (self.rule + 1, self.tensor.escape_debug());
+        match self.budget {
+            None => write!(f, "rule {rule} takes too many steps on tensor '{tensor}'; avoid repetitions inside repetitions"),
+            Some(budget) => write!(
+                f,
+                "all rules together took more than the {budget} steps that they have up to tensor '{tensor}', and rule {rule} took most; avoid \
+                 back-references and repetitions beside repetitions"
+            ),
+        }
     }
 }
 
@@ -103,13 +117,26 @@ pub struct Rules {
     targets: Targets,
     rules: Vec<Rule>,
     cost: u64,
+    /// Steps to try out all patterns.
+    trial_steps: u64,
+    /// Names that were asked for, and the steps that the rules took on them.
+    names: AtomicU64,
+    steps: AtomicU64,
     matcher: OnceLock<Matcher>,
 }
 
 impl Rules {
     /// No rules yet. `targets` are what rules may name.
     pub fn new(targets: Targets) -> Rules {
-        Rules { targets, rules: Vec::new(), cost: 0, matcher: OnceLock::new() }
+        Rules {
+            targets,
+            rules: Vec::new(),
+            cost: 0,
+            trial_steps: 0,
+            names: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
+            matcher: OnceLock::new(),
+        }
     }
 
     /// Appends the rules of one `-ot` argument: `pattern=TARGET,pattern=TARGET`.
@@ -215,7 +242,8 @@ impl Rules {
         if self.rules.is_empty() {
             return Ok(None);
         }
-        self.matcher().first(&self.patterns(), name).map_err(|rule| SlowRule { rule, tensor: name.to_owned() })
+        self.names.fetch_add(1, Ordering::Relaxed);
+        self.matcher().first(&|rule| self.matches(rule, name), name)
     }
 
     /// Every rule that matches `name`, in order. Does not count.
@@ -223,7 +251,8 @@ impl Rules {
     /// # Errors
     /// A pattern that reached its limit.
     pub fn all_matches(&self, name: &str) -> Result<Hits, SlowRule> {
-        self.matcher().all(&self.patterns(), name).map_err(|rule| SlowRule { rule, tensor: name.to_owned() })
+        self.names.fetch_add(1, Ordering::Relaxed);
+        self.matcher().all(&|rule| self.matches(rule, name), name)
     }
 
     pub(super) fn count_match(&self, rule: usize) {
@@ -232,8 +261,18 @@ impl Rules {
         }
     }
 
-    fn patterns<'a>(&'a self) -> impl Fn(usize) -> &'a Pattern {
-        |i| &self.rules[i].pattern
+    /// Asks a rule that backtracks, within what all of them may take.
+    fn matches(&self, rule: usize, name: &str) -> Result<bool, SlowRule> {
+        let slow = |rule, budget| SlowRule { rule, tensor: name.to_owned(), budget };
+        let budget = MAX_TOTAL_STEPS.saturating_add(self.names.load(Ordering::Relaxed).saturating_mul(STEPS_PER_NAME));
+        if self.steps.load(Ordering::Relaxed) > budget {
+            let steps = |i: &usize| self.rules[*i].steps.load(Ordering::Relaxed);
+            return Err(slow((0..self.rules.len()).max_by_key(steps).unwrap_or(rule), Some(budget)));
+        }
+        let (matched, steps) = self.rules[rule].pattern.counted_match(name);
+        self.rules[rule].steps.fetch_add(steps, Ordering::Relaxed);
+        self.steps.fetch_add(steps, Ordering::Relaxed);
+        matched.map_err(|_| slow(rule, None))
     }
 
     fn matcher(&self) -> &Matcher {
@@ -263,9 +302,19 @@ impl Rules {
             };
             return Err(RuleError { rule: number, column: column(text, rule.at), text: text.to_owned(), fault });
         }
-        self.cost = cost;
+        let trial_steps = self.trial_steps + trial_steps(&parsed);
+        if trial_steps > MAX_TOTAL_STEPS {
+            return Err(too_slow_together(&parsed, text, self.rules.len() + 1));
+        }
+        (self.cost, self.trial_steps) = (cost, trial_steps);
         self.matcher = OnceLock::new();
-        self.rules.extend(parsed.into_iter().map(|p| Rule { pattern: p.pattern, target: p.target, origin, matches: AtomicU64::new(0) }));
+        self.rules.extend(parsed.into_iter().map(|p| Rule {
+            pattern: p.pattern,
+            target: p.target,
+            origin,
+            matches: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
+        }));
         Ok(())
     }
 }
@@ -282,9 +331,22 @@ fn per_layer(n: u32, pattern: &str) -> Vec<String> {
     (0..n.min(MAX_RULES as u32 + 1)).map(|layer| format!(r"blk\.{layer}{pattern}")).collect()
 }
 
+fn trial_steps(parsed: &[Parsed]) -> u64 {
+    parsed.iter().map(|p| p.pattern.trial_steps()).sum()
+}
+
+/// That `parsed`, of which the first has the number `number`, cannot be tried out in time; it names the slowest.
+fn too_slow_together(parsed: &[Parsed], text: &str, number: usize) -> RuleError {
+    let slowest = parsed.iter().enumerate().max_by_key(|(_, p)| p.pattern.trial_steps());
+    let (index, at) = slowest.map_or((0, 0), |(i, p)| (i, p.at));
+    RuleError { rule: number + index, column: column(text, at), text: text.to_owned(), fault: RuleFault::TooSlowTogether }
+}
+
 /// Reads `list`, which starts at byte `at` of `text`. The first rule has the number `number`.
 fn parse_list(targets: &Targets, text: &str, list: &str, mut at: usize, separator: char, number: usize) -> Result<Vec<Parsed>, RuleError> {
     let mut parsed = Vec::new();
+    let mut steps = 0;
+    let first = number;
     for (i, rule) in list.split(separator).enumerate() {
         let number = number + i;
         let fault = |at: usize, fault| RuleError { rule: number, column: column(text, at), text: text.to_owned(), fault };
@@ -297,7 +359,11 @@ fn parse_list(targets: &Targets, text: &str, list: &str, mut at: usize, separato
         let Some((pattern, target)) = rule.split_once('=') else { return Err(fault(at, RuleFault::NoTarget)) };
         let target = find_target(targets, target).map_err(|f| fault(at + pattern.len() + 1, f))?;
         let pattern = Pattern::new(pattern).map_err(|e| fault(at + e.at, RuleFault::Pattern(e.fault)))?;
+        steps += pattern.trial_steps();
         parsed.push(Parsed { at, pattern, target });
+        if steps > MAX_TOTAL_STEPS {
+            return Err(too_slow_together(&parsed, text, first));
+        }
         at += rule.len() + separator.len_utf8();
     }
     Ok(parsed)
@@ -520,5 +586,37 @@ mod tests {
             }
             let _ = Rules::parse_bench(r.targets(), &text);
         }
+    }
+
+    #[test]
+    fn many_slow_patterns_are_refused_together_before_they_take_long() {
+        let text = |n: usize| (0..n).map(|i| format!(r"(.).*.*\1Q{i}=CPU")).collect::<Vec<_>>().join(",");
+        let mut r = rules();
+        let error = r.parse(&text(4000)).unwrap_err();
+        assert!(error.fault == RuleFault::TooSlowTogether && error.to_string().contains(&MAX_TOTAL_STEPS.to_string()), "{error}");
+        assert!(error.rule >= 1 && error.column >= 1 && r.is_empty());
+        // One by one, they count together too.
+        let refused = (0..4000).map(|i| r.push(&format!(r"(.).*.*\1Q{i}"), "CPU")).find_map(Result::err);
+        assert!(refused.is_some_and(|e| e.fault == RuleFault::TooSlowTogether));
+        // Some can be read, and then it is the names that take long; the error says so, and whose fault it is.
+        let mut r = rules();
+        r.parse(&format!("exps=CPU,{},^(?!.*q)x=CPU", text(5))).unwrap_or_else(|e| panic!("{e}"));
+        let name = |i: usize| format!("blk.{i}.a_name_that_is_as_long_as_names_are_with_Q");
+        let slow = (0..1_000_000).find_map(|i| r.all_matches(&name(i)).err()).unwrap();
+        assert!(slow.budget.is_some_and(|b| b >= MAX_TOTAL_STEPS) && (1..6).contains(&slow.rule), "{slow}");
+        assert!(slow.to_string().contains(&format!("rule {}", slow.rule + 1)), "{slow}");
+    }
+
+    #[test]
+    fn ordinary_rules_stay_far_below_the_limit_however_long_they_are_used() {
+        let mut r = rules();
+        let layers: Vec<String> = (0..80).map(|i| format!(r"blk\.{i}\.ffn_(up|down|gate)_exps=CPU")).collect();
+        let ahead: Vec<String> = (0..16).map(|i| format!(r"^(?!.*exps)blk\.{i}\.=ARENA")).collect();
+        r.parse(&[ahead, layers].concat().join(",")).unwrap_or_else(|e| panic!("{e}"));
+        for i in 0..1000 {
+            r.all_matches(&format!("blk.{i}.ffn_gate_exps.weight")).unwrap_or_else(|e| panic!("{e}"));
+        }
+        let taken = r.steps.load(Ordering::Relaxed);
+        assert!(taken > 0 && taken <= 1000 * STEPS_PER_NAME, "{taken} steps: then no number of names is too many");
     }
 }
