@@ -12,6 +12,7 @@ mod picture;
 mod plot;
 mod setup;
 mod shell;
+mod speed;
 mod test;
 
 use std::process::ExitCode;
@@ -44,6 +45,8 @@ enum Command {
     Picture,
     /// Say which programs and libraries the tests need and the system lacks, or install them.
     Setup(setup::Args),
+    /// Measure stock llama-bench with and without Berth, and write docs/speed.md.
+    Speed(speed::Args),
     /// Run all checks: formatting, lints, header, unit tests, and the tests against real hosts.
     Test(test::Args),
 }
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::Model(args) => model::run(args),
         Command::Picture => picture::run(),
         Command::Setup(args) => setup::run(&args),
+        Command::Speed(args) => speed::run(&args),
         Command::Test(args) => test::run(&args),
     };
     match done {

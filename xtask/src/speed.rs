@@ -1,0 +1,217 @@
+//! `cargo xtask speed`: tokens per second in stock llama-bench, with the experts computed by Berth and by llama.cpp at its best; the result is
+//! docs/speed.md.
+//!
+//! Stock is run in all four of its settings (repacked weights or not, tiled products or not), and every comparison is with the fastest of
+//! them. All settings run once in each round, so that a machine that changes its speed changes it for all.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use ffi_tests::gguf::Type;
+use ffi_tests::hosts::{self, Host};
+use ffi_tests::models::{self, Spec};
+use ffi_tests::run::{self, clean_env};
+use serde::Deserialize;
+
+use crate::shell;
+
+/// Measure stock llama-bench with and without Berth, and write docs/speed.md. The machine should have nothing else to do.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Blocks of the models, which have the experts of Qwen3-30B-A3B: 12 take 5 to 9 GB of disk and of memory.
+    #[arg(long, default_value_t = 12)]
+    layers: u32,
+    /// Formats of the experts, as gate and up/down.
+    #[arg(long, value_delimiter = ',', default_value = "q4_k/q6_k,q4_k/q4_k,q8_0/q8_0,mxfp4/mxfp4")]
+    formats: Vec<String>,
+    /// How often everything is run.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Threads.
+    #[arg(long, default_value_t = 2)]
+    threads: u32,
+    /// Tokens of the prompts; 0 is 32 generated tokens.
+    #[arg(long, value_delimiter = ',', default_values_t = [0, 4, 8, 32, 512])]
+    tokens: Vec<u32>,
+    /// Print only, write nothing.
+    #[arg(long)]
+    dry: bool,
+}
+
+const HOST: &str = "sdist-dl";
+const DOCS: &str = "docs/speed.md";
+
+/// How a run is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    Stock { repack: bool, tiled: bool },
+    Berth,
+}
+
+impl Side {
+    const ALL: [Side; 5] = [
+        Side::Stock { repack: true, tiled: true },
+        Side::Stock { repack: true, tiled: false },
+        Side::Stock { repack: false, tiled: true },
+        Side::Stock { repack: false, tiled: false },
+        Side::Berth,
+    ];
+
+    fn name(self) -> String {
+        let on = |on| if on { "on" } else { "off" };
+        match self {
+            Side::Stock { repack, tiled } => format!("repack {}, tiled {}", on(repack), on(tiled)),
+            Side::Berth => "Berth".to_owned(),
+        }
+    }
+}
+
+/// What llama-bench prints for one test.
+#[derive(Deserialize)]
+struct Sample {
+    n_prompt: u32,
+    n_gen: u32,
+    avg_ts: f64,
+}
+
+/// Tokens per second: by tokens of the prompt (0: generated), then by side, one per round.
+type Speeds = BTreeMap<u32, BTreeMap<Side, Vec<f64>>>;
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    ensure!(args.rounds > 0 && !args.tokens.is_empty(), "nothing to measure");
+    let library = shell::berth()?;
+    let host = hosts::get(HOST).with_context(|| "llama-bench comes from a stock build")?;
+    let mut page = String::new();
+    for format in &args.formats {
+        let (gate, down) = format.split_once('/').unwrap_or((format, format));
+        let ty = |name: &str| name.parse::<Type>().map_err(|e| anyhow::anyhow!("format {name}: {e}"));
+        let spec = Spec {
+            layers: args.layers,
+            embd: 2048,
+            ff: 768,
+            experts: 128,
+            used: 8,
+            vocab: 32000,
+            ty: ty(gate)?,
+            down: Some(ty(down)?),
+            ..Spec::default()
+        };
+        let model = models::random(&spec)?;
+        let mut speeds = Speeds::new();
+        for round in 0..args.rounds {
+            // Another order each time: no side is always the one after the same other.
+            for i in 0..Side::ALL.len() {
+                let side = Side::ALL[(i + round) % Side::ALL.len()];
+                for sample in bench(&host, &model, &library, args, side)? {
+                    println!("{format:12} {:24} {:>6} {:8.1} t/s", side.name(), test_name(sample.n_prompt), sample.avg_ts);
+                    speeds.entry(sample.n_prompt).or_default().entry(side).or_default().push(sample.avg_ts);
+                    ensure!(sample.n_prompt > 0 || sample.n_gen > 0, "llama-bench ran a test of nothing");
+                }
+            }
+        }
+        page += &table(format, &speeds)?;
+    }
+    println!("\n{page}");
+    if !args.dry {
+        fs::write(DOCS, document(args, &host, &page)).with_context(|| format!("cannot write {DOCS}"))?;
+        println!("wrote {DOCS}");
+    }
+    Ok(())
+}
+
+fn test_name(prompt: u32) -> String {
+    if prompt == 0 { "tg32".to_owned() } else { format!("pp{prompt}") }
+}
+
+fn bench(host: &Host, model: &Path, library: &Path, args: &Args, side: Side) -> Result<Vec<Sample>> {
+    let mut command = host.command("llama-bench");
+    clean_env(&mut command);
+    let prompts: Vec<String> = args.tokens.iter().filter(|t| **t > 0).map(u32::to_string).collect();
+    let generated = if args.tokens.contains(&0) { "32" } else { "0" };
+    let prompts = if prompts.is_empty() { "0".to_owned() } else { prompts.join(",") };
+    command.arg("-m").arg(model).args(["-t", &args.threads.to_string(), "-r", "2", "-o", "json", "-p", &prompts, "-n", generated]);
+    match side {
+        Side::Stock { repack, tiled } => {
+            command.args(["--repack", if repack { "1" } else { "0" }]);
+            command.env("GGML_CPU_TILED_MM", if tiled { "1" } else { "0" });
+        }
+        Side::Berth => {
+            command.env("GGML_BACKEND_PATH", library).args(["-ot", "exps=CPU_MMAP"]);
+        }
+    }
+    let output = run::run(command, Duration::from_secs(1800))?.checked("llama-bench")?;
+    serde_json::from_str(&output.stdout).with_context(|| format!("llama-bench printed no JSON: {}", run::last_lines(&output.stdout, 5)))
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
+}
+
+fn range(values: &[f64]) -> String {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(0.0, f64::max);
+    format!("{:.1} ({least:.1} to {most:.1})", median(values))
+}
+
+fn table(format: &str, speeds: &Speeds) -> Result<String> {
+    let mut text =
+        format!("## {format}\n\n| test | stock at its best, t/s | its setting | Berth, t/s | Berth / stock |\n|---|---|---|---|---|\n");
+    for (prompt, sides) in speeds {
+        let stock = sides.iter().filter(|(side, _)| **side != Side::Berth).max_by(|a, b| median(a.1).total_cmp(&median(b.1)));
+        let (Some((side, stock)), Some(berth)) = (stock, sides.get(&Side::Berth)) else { bail!("a side is missing for {prompt} tokens") };
+        let ratio = median(berth) / median(stock);
+        writeln!(text, "| {} | {} | {} | {} | {ratio:.2} |", test_name(*prompt), range(stock), side.name(), range(berth))?;
+    }
+    text.push('\n');
+    Ok(text)
+}
+
+fn document(args: &Args, host: &Host, tables: &str) -> String {
+    format!(
+        "# Speed in stock llama-bench\n\nWritten by `cargo xtask speed --layers {} --rounds {} --threads {}`. {}, llama-bench of {} (ggml {}), models with the experts of \
+         Qwen3-30B-A3B (2048 x 768, 128 experts, 8 used) in {} blocks, random weights, everything in the page cache. Berth is the stock program with \
+         `GGML_BACKEND_PATH` and `-ot exps=CPU_MMAP`. Stock is the fastest of its four settings (repacked weights or not, `GGML_CPU_TILED_MM` 0 or 1). Medians of {} \
+         alternating runs, least and most in brackets.\n\n{}",
+        args.layers,
+        args.rounds,
+        args.threads,
+        processor(),
+        host.package,
+        host.ggml_version,
+        args.layers,
+        args.rounds,
+        tables.trim_end().to_owned() + "\n"
+    )
+}
+
+fn processor() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| info.lines().find(|l| l.starts_with(name)).and_then(|l| l.split_once(':')).map(|(_, v)| v.trim().to_owned());
+    field("model name").unwrap_or_else(|| "an unnamed processor".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn berth_is_compared_with_the_fastest_setting() {
+        let mut speeds = Speeds::new();
+        let sides = speeds.entry(512).or_default();
+        for (i, side) in Side::ALL.into_iter().enumerate() {
+            sides.insert(side, vec![100.0 - i as f64, 102.0 - i as f64, 90.0]);
+        }
+        sides.insert(Side::Berth, vec![300.0, 100.0, 250.0]);
+        let text = table("q4_k", &speeds).unwrap();
+        assert!(text.contains("| pp512 | 100.0 (90.0 to 102.0) | repack on, tiled on | 250.0 (100.0 to 300.0) | 2.50 |"), "{text}");
+        speeds.get_mut(&512).unwrap().remove(&Side::Berth);
+        assert!(table("q4_k", &speeds).is_err());
+    }
+}
