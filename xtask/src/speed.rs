@@ -175,11 +175,12 @@ fn table(format: &str, speeds: &Speeds) -> Result<String> {
 
 fn document(args: &Args, host: &Host, tables: &str) -> String {
     format!(
-        "# Speed in stock llama-bench\n\nWritten by `cargo xtask speed --layers {} --rounds {} --threads {}`. {}, llama-bench of {} (ggml {}), models with the experts of \
+        "# Speed in stock llama-bench\n\nWritten by `cargo xtask speed --layers {} --formats {} --rounds {} --threads {}`. {}, llama-bench of {} (ggml {}), models with the experts of \
          Qwen3-30B-A3B (2048 x 768, 128 experts, 8 used) in {} blocks, random weights, everything in the page cache. Berth is the stock program with \
          `GGML_BACKEND_PATH` and `-ot exps=CPU_MMAP`. Stock is the fastest of its four settings (repacked weights or not, `GGML_CPU_TILED_MM` 0 or 1). Medians of {} \
          alternating runs, least and most in brackets.\n\n{}",
         args.layers,
+        args.formats.join(","),
         args.rounds,
         args.threads,
         processor(),
