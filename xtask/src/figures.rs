@@ -439,7 +439,7 @@ fn date() -> Result<String> {
 }
 
 /// What the processor calls itself.
-fn cpu() -> String {
+pub(crate) fn cpu() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
         let line = info.lines().find(|l| l.split(':').next().is_some_and(|n| n.trim() == name));

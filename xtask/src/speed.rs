@@ -17,7 +17,7 @@ use ffi_tests::models::{self, Spec};
 use ffi_tests::run::{self, clean_env};
 use serde::Deserialize;
 
-use crate::shell;
+use crate::{figures, shell};
 
 /// Measure stock llama-bench with and without Berth, and write docs/speed.md. The machine should have nothing else to do.
 #[derive(clap::Args)]
@@ -183,19 +183,13 @@ fn document(args: &Args, host: &Host, tables: &str) -> String {
         args.formats.join(","),
         args.rounds,
         args.threads,
-        processor(),
+        figures::cpu(),
         host.package,
         host.ggml_version,
         args.layers,
         args.rounds,
         tables.trim_end().to_owned() + "\n"
     )
-}
-
-fn processor() -> String {
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field = |name: &str| info.lines().find(|l| l.starts_with(name)).and_then(|l| l.split_once(':')).map(|(_, v)| v.trim().to_owned());
-    field("model name").unwrap_or_else(|| "an unnamed processor".to_owned())
 }
 
 #[cfg(test)]
