@@ -36,6 +36,7 @@ const MAY_BE_UNSAFE: &[&str] = &[
     "moe/acts.rs",
     "moe/args.rs",
     "moe/blocks.rs",
+    "moe/crew.rs",
     "moe/kernels/",
     "moe/pool.rs",
     "moe/shared.rs",

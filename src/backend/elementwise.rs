@@ -4,7 +4,6 @@
 //! result may lie exactly where an operand lies, as the host's allocator likes it.
 
 use super::node::Node;
-use super::team::Team;
 use crate::error::{Error, Result};
 use crate::moe::ParallelFor;
 
@@ -41,7 +40,7 @@ impl View {
 }
 
 /// Calls `f` for every row number, each on one thread.
-fn each_row(team: &Team, count: usize, f: impl Fn(usize) + Sync) {
+fn each_row(team: &dyn ParallelFor, count: usize, f: impl Fn(usize) + Sync) {
     let threads = team.threads();
     team.run(&|i| (count * i / threads..count * (i + 1) / threads).for_each(&f));
 }
@@ -54,7 +53,13 @@ fn differ() -> Error {
 ///
 /// # Safety
 /// The tensors have memory as their shapes and strides say; `out` overlaps an operand only if it lies exactly there.
-pub(super) unsafe fn binary(team: &Team, out: Node<'_>, a: Node<'_>, b: Node<'_>, f: impl Fn(f32, f32) -> f32 + Sync) -> Result<()> {
+pub(super) unsafe fn binary(
+    team: &dyn ParallelFor,
+    out: Node<'_>,
+    a: Node<'_>,
+    b: Node<'_>,
+    f: impl Fn(f32, f32) -> f32 + Sync,
+) -> Result<()> {
     let (out, a, b) = (View::new(out)?, View::new(a)?, View::new(b)?);
     if [a.rows, b.rows] != [out.rows; 2] || a.width != out.width || ![1, a.width].contains(&b.width) {
         return Err(differ());
@@ -73,7 +78,7 @@ pub(super) unsafe fn binary(team: &Team, out: Node<'_>, a: Node<'_>, b: Node<'_>
 ///
 /// # Safety
 /// As for [`binary`].
-pub(super) unsafe fn copy(team: &Team, out: Node<'_>, x: Node<'_>) -> Result<()> {
+pub(super) unsafe fn copy(team: &dyn ParallelFor, out: Node<'_>, x: Node<'_>) -> Result<()> {
     // SAFETY: the caller vouches for the tensors.
     unsafe { binary(team, out, x, x, |a, _| a) }
 }
@@ -91,7 +96,7 @@ pub(super) fn clamp(x: f32, low: f32, high: f32) -> f32 {
 ///
 /// # Safety
 /// As for [`binary`]; `out` does not overlap `x`.
-pub(super) unsafe fn repeat(team: &Team, out: Node<'_>, x: Node<'_>) -> Result<()> {
+pub(super) unsafe fn repeat(team: &dyn ParallelFor, out: Node<'_>, x: Node<'_>) -> Result<()> {
     let (out, x) = (View::new(out)?, View::new(x)?);
     if x.rows != [out.rows[0], 1] || x.width != out.width {
         return Err(differ());
@@ -105,7 +110,7 @@ pub(super) unsafe fn repeat(team: &Team, out: Node<'_>, x: Node<'_>) -> Result<(
 ///
 /// # Safety
 /// As for [`binary`]; `out` does not overlap `x`.
-pub(super) unsafe fn choose(team: &Team, out: Node<'_>, x: Node<'_>, ids: Node<'_>) -> Result<()> {
+pub(super) unsafe fn choose(team: &dyn ParallelFor, out: Node<'_>, x: Node<'_>, ids: Node<'_>) -> Result<()> {
     let (out, x) = (View::new(out)?, View::new(x)?);
     if x.rows[1] != out.rows[1] || x.width != out.width {
         return Err(differ());
@@ -140,7 +145,7 @@ unsafe fn chosen(out: View, experts: usize, ids: Node<'_>) -> Result<Vec<usize>>
 ///
 /// # Safety
 /// As for [`binary`].
-pub(super) unsafe fn add_id(team: &Team, out: Node<'_>, x: Node<'_>, bias: Node<'_>, ids: Node<'_>) -> Result<()> {
+pub(super) unsafe fn add_id(team: &dyn ParallelFor, out: Node<'_>, x: Node<'_>, bias: Node<'_>, ids: Node<'_>) -> Result<()> {
     let (out, x, bias) = (View::new(out)?, View::new(x)?, View::new(bias)?);
     if x.rows != out.rows || [x.width, bias.width] != [out.width; 2] {
         return Err(differ());

@@ -1,6 +1,6 @@
 //! Computes a graph: blocks as one operation each, what is left node by node.
 //!
-//! Owns: [`Engine`], with the threads and the workspace of one backend. Products and activations go to `moe`; the few other operations around
+//! Owns: [`Engine`], with the workspace of one backend. Products and activations go to `moe`; the few other operations around
 //! them that may have to run alone are in `elementwise`.
 
 use std::ffi::{c_int, c_void};
@@ -9,7 +9,6 @@ use super::claim::activation;
 use super::elementwise;
 use super::fuse::{Block, Graph, Product};
 use super::node::Node;
-use super::team::Team;
 use crate::abi::*;
 use crate::error::{Error, Result};
 use crate::moe::{
@@ -24,7 +23,6 @@ pub(super) type Abort = unsafe extern "C" fn(*mut c_void) -> bool;
 /// What one backend computes with.
 pub(super) struct Engine {
     pub(super) kernels: Kernels,
-    pub(super) team: Team,
     pub(super) abort: Option<(Abort, *mut c_void)>,
     workspace: Vec<Line>,
 }
@@ -39,7 +37,7 @@ struct Line([u8; 64]);
 
 impl Engine {
     pub(super) fn new(kernels: Kernels) -> Engine {
-        Engine { kernels, team: Team::new(), abort: None, workspace: Vec::new() }
+        Engine { kernels, abort: None, workspace: Vec::new() }
     }
 
     /// Computes all nodes.
@@ -49,7 +47,7 @@ impl Engine {
     ///
     /// # Safety
     /// All tensors of the graph have memory, as their shapes and strides say, and nobody else uses what is written.
-    pub(super) unsafe fn compute(&mut self, graph: &Graph<'_>) -> Result<c_int> {
+    pub(super) unsafe fn compute(&mut self, graph: &Graph<'_>, team: &dyn ParallelFor) -> Result<c_int> {
         let mut i = 0;
         // Ids of the block that is being computed node by node: its other products are no blocks of their own.
         let mut apart: Option<Node<'_>> = None;
@@ -66,7 +64,7 @@ impl Engine {
                 match graph.block_at(i) {
                     Ok(block) => {
                         // SAFETY: the caller vouches for the tensors.
-                        unsafe { self.block(&block) }.map_err(|e| named(block.out, &e))?;
+                        unsafe { self.block(&block, team) }.map_err(|e| named(block.out, &e))?;
                         blocks::fused(self.kernels.isa().tier().name());
                         apart = None;
                         i = block.nodes[1] + 1;
@@ -82,7 +80,7 @@ impl Engine {
                 }
             }
             // SAFETY: the caller vouches for the tensors.
-            unsafe { self.single(graph.host, node) }.map_err(|e| named(node, &e))?;
+            unsafe { self.single(graph.host, node, team) }.map_err(|e| named(node, &e))?;
             i += 1;
         }
         Ok(GGML_STATUS_SUCCESS)
@@ -101,7 +99,7 @@ impl Engine {
 
     /// # Safety
     /// As for `compute`.
-    unsafe fn block(&mut self, b: &Block<'_>) -> Result<()> {
+    unsafe fn block(&mut self, b: &Block<'_>, team: &dyn ParallelFor) -> Result<()> {
         // SAFETY: the caller vouches for the tensors.
         unsafe {
             let experts = Experts {
@@ -116,14 +114,14 @@ impl Engine {
                 b.weights.map(|w| Table::new(w.data().cast_const().cast::<f32>(), [used, tokens], [w.nb(1), w.nb(2)])).transpose()?;
             let y = RowsMut::new(b.out.data().cast(), [b.out.ne(0), 1, tokens], [b.out.nb(1), b.out.nb(1)])?;
             let inputs = Inputs { x: rows(b.x)?, ids: ids(b.ids)?, weights, y };
-            let workspace = Self::workspace(&mut self.workspace, workspace_size(&experts, tokens, used, self.team.threads())?)?;
-            forward(&experts, &inputs, workspace, self.kernels, &self.team)
+            let workspace = Self::workspace(&mut self.workspace, workspace_size(&experts, tokens, used, team.threads())?)?;
+            forward(&experts, &inputs, workspace, self.kernels, team)
         }
     }
 
     /// # Safety
     /// As for `compute`.
-    unsafe fn single(&mut self, host: &Host, node: Node<'_>) -> Result<()> {
+    unsafe fn single(&mut self, host: &Host, node: Node<'_>, team: &dyn ParallelFor) -> Result<()> {
         let (op, ops) = (node.op(), &host.ops);
         // SAFETY: the caller vouches for the tensors.
         unsafe {
@@ -131,38 +129,38 @@ impl Engine {
                 let [weights, x, of] = operands(node)?;
                 let matrix = matrix(weights)?;
                 let (used, tokens) = (of.ne(0), of.ne(1));
-                let size = mul_mat_id_workspace_size(&matrix, tokens, used, self.team.threads())?;
+                let size = mul_mat_id_workspace_size(&matrix, tokens, used, team.threads())?;
                 let workspace = Self::workspace(&mut self.workspace, size)?;
-                return mul_mat_id(&matrix, &rows(x)?, &ids(of)?, &result(node)?, workspace, self.kernels, &self.team);
+                return mul_mat_id(&matrix, &rows(x)?, &ids(of)?, &result(node)?, workspace, self.kernels, team);
             }
             if op == ops.add_id {
                 let [x, bias, of] = operands(node)?;
-                return elementwise::add_id(&self.team, node, x, bias, of);
+                return elementwise::add_id(team, node, x, bias, of);
             }
             if let Some(activation) = activation(ops, node) {
-                return activate(node, activation, self.kernels, &self.team);
+                return activate(node, activation, self.kernels, team);
             }
             if op == ops.mul || op == ops.add {
                 let [a, b] = operands(node)?;
                 let f = if op == ops.mul { |a: f32, b: f32| a * b } else { |a: f32, b: f32| a + b };
-                return elementwise::binary(&self.team, node, a, b, f);
+                return elementwise::binary(team, node, a, b, f);
             }
             if op == ops.clamp {
                 let [x] = operands(node)?;
                 let [low, high] = [node.float_param(0), node.float_param(1)];
-                return elementwise::binary(&self.team, node, x, x, move |a, _| elementwise::clamp(a, low, high));
+                return elementwise::binary(team, node, x, x, move |a, _| elementwise::clamp(a, low, high));
             }
             if op == ops.repeat {
                 let [x] = operands(node)?;
-                return elementwise::repeat(&self.team, node, x);
+                return elementwise::repeat(team, node, x);
             }
             if op == ops.get_rows {
                 let [x, of] = operands(node)?;
-                return elementwise::choose(&self.team, node, x, of);
+                return elementwise::choose(team, node, x, of);
             }
             if op == ops.cont {
                 let [x] = operands(node)?;
-                return elementwise::copy(&self.team, node, x);
+                return elementwise::copy(team, node, x);
             }
         }
         Err(Error::invalid("an operation that was never claimed"))
@@ -234,7 +232,7 @@ unsafe fn rows<'a>(x: Node<'a>) -> Result<Rows<'a>> {
 ///
 /// # Safety
 /// As for [`matrix`].
-unsafe fn activate(node: Node<'_>, activation: Activation, kernels: Kernels, team: &Team) -> Result<()> {
+unsafe fn activate(node: Node<'_>, activation: Activation, kernels: Kernels, team: &dyn ParallelFor) -> Result<()> {
     let [x] = operands(node)?;
     // SAFETY: the caller vouches for the tensors.
     let (first, second, out) = unsafe {

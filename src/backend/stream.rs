@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use super::fuse::Graph;
 use super::node::Node;
 use super::run::{Abort, Engine};
+use super::team::Team;
 use super::{Instance, Kind};
 use crate::abi::*;
 use crate::error::Result;
@@ -64,7 +65,13 @@ struct Stream {
     computes: bool,
     /// 0 until the host sets it.
     threads: AtomicUsize,
-    engine: Mutex<Engine>,
+    running: Mutex<Running>,
+}
+
+/// What computes, for one graph at a time.
+struct Running {
+    team: Team,
+    engine: Engine,
 }
 
 /// A new backend of a device. The host ends it through `free`.
@@ -75,9 +82,9 @@ pub(super) fn new(instance: &'static Instance, device: *mut ggml_backend_device)
     fn boxed<I>(iface: I, context: *mut c_void, device: *mut ggml_backend_device) -> *mut ggml_backend {
         Box::into_raw(Box::new(ggml_backend_of { guid: &raw const GUID, iface, device, context })).cast()
     }
-    let engine = Mutex::new(Engine::new(moe::table(moe::isa::detect()?)));
+    let running = Mutex::new(Running { team: Team::new(), engine: Engine::new(moe::table(moe::isa::detect()?)) });
     let computes = instance.kind_of(device) == Some(Kind::CpuMmap) && config::get()?.fuse;
-    let context = into_foreign(Stream { instance, computes, threads: AtomicUsize::new(0), engine });
+    let context = into_foreign(Stream { instance, computes, threads: AtomicUsize::new(0), running });
     Ok(match instance.host.layout {
         Layout::V1 => boxed(V1, context, device),
         Layout::V2 | Layout::V3 => boxed(V2, context, device),
@@ -129,11 +136,12 @@ unsafe extern "C" fn graph_compute<I>(backend: *mut ggml_backend, graph: *mut gg
             log::error!("a graph of {} nodes was sent to a device that computes nothing", nodes.len());
             return GGML_STATUS_FAILED;
         }
-        let mut engine = stream.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = stream.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let Running { team, engine } = &mut *running;
         let graph = Graph { nodes, raw: graph, host: &stream.instance.host };
-        let result = engine.team.prepare(stream.threads(), stream.instance.gomp()).and_then(|()| {
+        let result = team.prepare(stream.threads(), stream.instance.gomp()).and_then(|()| {
             // SAFETY: the host has allocated the tensors of a graph that it wants computed, and leaves them alone meanwhile.
-            unsafe { engine.compute(&graph) }
+            team.gather(|threads| unsafe { engine.compute(&graph, threads) })
         });
         result.unwrap_or_else(|error| {
             log::error!("{error}");
@@ -166,6 +174,6 @@ pub(super) unsafe extern "C" fn set_abort_callback<I>(backend: *mut ggml_backend
     guard("set_abort_callback", (), || {
         // SAFETY: the host passes a backend made by `new` with this layout.
         let stream = unsafe { stream::<I>(backend) };
-        stream.engine.lock().unwrap_or_else(PoisonError::into_inner).abort = abort.map(|abort| (abort, data));
+        stream.running.lock().unwrap_or_else(PoisonError::into_inner).engine.abort = abort.map(|abort| (abort, data));
     });
 }

@@ -5,13 +5,14 @@
 //! Owns: the description of the operation ([`Experts`], [`Inputs`]) and its checks. Must not know: ggml's structures, files, buffers.
 //!
 //! The way of the data: `args` (checked views) -> `route` (pairs by expert) -> `acts` (tokens quantised once) -> `forward` (two phases of
-//! `schedule`d tasks on a `pool`) -> `kernels` (products, per instruction set of `isa`, per format of `blocks`; `dequant` and
+//! `schedule`d tasks on a `pool` or another `crew`) -> `kernels` (products, per instruction set of `isa`, per format of `blocks`; `dequant` and
 //! `kernels/scalar` are the oracle) with `activation` between the phases. `shared` keeps threads out of each other's memory.
 
 pub mod activation;
 pub mod acts;
 pub mod args;
 pub mod blocks;
+mod crew;
 pub mod dequant;
 mod forward;
 mod glu;
@@ -31,6 +32,7 @@ mod tests;
 pub use activation::Activation;
 pub use args::{Matrix, PerExpert, Rows, RowsMut, Table};
 pub use blocks::WeightType;
+pub(crate) use crew::Crew;
 pub use forward::{forward, workspace_size};
 pub use glu::glu;
 pub use kernels::{Kernels, table};

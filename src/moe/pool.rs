@@ -4,15 +4,14 @@
 //! who have none. Must not know: tasks, weights.
 //!
 //! A region ends when all its calls have returned; that is the operation's only kind of barrier, so an implementation may run the calls one
-//! after the other, on fewer threads, or in any order. The pool's workers spin for at most some 20 microseconds after a region (the next one
-//! of the same operation follows at once), then block: an idle pool costs nothing.
+//! after the other, on fewer threads, or in any order. The pool's workers are a [`Crew`]: they spin for at most some 20 microseconds after a
+//! region, then block, so that an idle pool costs nothing.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use super::crew::Crew;
 use crate::error::{Error, Result};
 
 /// Runs a function on several threads.
@@ -38,17 +37,10 @@ impl ParallelFor for Serial {
     }
 }
 
-/// A reference to the body of the current region, with its lifetime forgotten.
-#[derive(Clone, Copy)]
-struct Body(*const (dyn Fn(usize) + Sync));
-
-// SAFETY: the body is `Sync`, and the pointer is used only while `Pool::run` keeps the body alive.
-unsafe impl Send for Body {}
-
 /// A region that the current thread is inside of, and the ones around it: a pool waits for its region, so that using it again from inside, on
 /// whatever thread, would wait for ever.
 struct Around {
-    pool: *const Shared,
+    pool: *const Crew,
     outer: *const Around,
 }
 
@@ -73,35 +65,13 @@ impl Around {
     }
 }
 
-struct Job {
-    /// Number of the region; a worker that has seen another number has work.
-    region: u64,
-    body: Option<Body>,
-    stop: bool,
-}
-
-struct Shared {
-    job: Mutex<Job>,
-    wake: Condvar,
-    /// Copy of `job.region`, for those who spin.
-    region: AtomicU64,
-    /// Workers that have not finished the region.
-    running: AtomicUsize,
-    done: Mutex<()>,
-    all_done: Condvar,
-    panicked: AtomicBool,
-}
-
 /// Worker threads that belong to one owner.
 pub struct Pool {
-    shared: Arc<Shared>,
+    crew: Arc<Crew>,
     workers: Vec<JoinHandle<()>>,
     /// One region at a time.
     busy: Mutex<()>,
 }
-
-/// Rounds of `spin_loop` before blocking: some 20 microseconds.
-const SPINS: u32 = 2000;
 
 impl Pool {
     /// A pool of `threads` threads, one of them being whoever calls [`ParallelFor::run`].
@@ -112,19 +82,10 @@ impl Pool {
         if !(1..=1024).contains(&threads) {
             return Err(Error::invalid(format!("a pool of {threads} threads")));
         }
-        let shared = Arc::new(Shared {
-            job: Mutex::new(Job { region: 0, body: None, stop: false }),
-            wake: Condvar::new(),
-            region: AtomicU64::new(0),
-            running: AtomicUsize::new(0),
-            done: Mutex::new(()),
-            all_done: Condvar::new(),
-            panicked: AtomicBool::new(false),
-        });
-        let mut pool = Pool { shared, workers: Vec::new(), busy: Mutex::new(()) };
+        let mut pool = Pool { crew: Arc::new(Crew::new()), workers: Vec::new(), busy: Mutex::new(()) };
         for i in 1..threads {
-            let shared = Arc::clone(&pool.shared);
-            let worker = std::thread::Builder::new().name(format!("berth-{i}")).spawn(move || work(&shared, i));
+            let crew = Arc::clone(&pool.crew);
+            let worker = std::thread::Builder::new().name(format!("berth-{i}")).spawn(move || crew.serve());
             pool.workers.push(worker.map_err(|cause| Error::os("start a worker thread", &cause))?);
         }
         Ok(pool)
@@ -136,50 +97,12 @@ impl Pool {
         let mut at = AROUND.get();
         // SAFETY: the regions around this thread's call are not over, so that all of the list is alive.
         while let Some(around) = unsafe { at.as_ref() } {
-            if std::ptr::eq(around.pool, &raw const *self.shared) {
+            if std::ptr::eq(around.pool, &raw const *self.crew) {
                 return true;
             }
             at = around.outer;
         }
         false
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn work(shared: &Shared, index: usize) {
-    let mut seen = 0;
-    loop {
-        for _ in 0..SPINS {
-            if shared.region.load(Ordering::Acquire) != seen {
-                break;
-            }
-            std::hint::spin_loop();
-        }
-        let body = {
-            let mut job = lock(&shared.job);
-            while job.region == seen && !job.stop {
-                job = shared.wake.wait(job).unwrap_or_else(PoisonError::into_inner);
-            }
-            if job.stop {
-                return;
-            }
-            seen = job.region;
-            job.body
-        };
-        if let Some(Body(body)) = body {
-            // SAFETY: `Pool::run` published this body and does not return before `running` is 0, which this thread has still to lower.
-            let body = unsafe { &*body };
-            if catch_unwind(AssertUnwindSafe(|| body(index))).is_err() {
-                shared.panicked.store(true, Ordering::Relaxed);
-            }
-        }
-        if shared.running.fetch_sub(1, Ordering::AcqRel) == 1 {
-            drop(lock(&shared.done));
-            shared.all_done.notify_one();
-        }
     }
 }
 
@@ -192,51 +115,21 @@ impl ParallelFor for Pool {
     /// If a call panics, after all have ended; and inside of a region of the same pool ([`Pool::is_around`]).
     fn run(&self, body: &(dyn Fn(usize) + Sync)) {
         assert!(!self.is_around(), "a pool is used from inside its own region");
-        let around = Around { pool: &raw const *self.shared, outer: AROUND.get() };
+        let around = Around { pool: &raw const *self.crew, outer: AROUND.get() };
         let body = &|index: usize| around.enter(|| body(index));
         if self.workers.is_empty() {
             return body(0);
         }
-        let _one_at_a_time = lock(&self.busy);
-        let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. The workers use the pointer before they lower `running` to 0, and this function waits for that on
-        // every path: the caller's own call is inside `catch_unwind`.
-        let body_ptr: *const (dyn Fn(usize) + Sync + 'static) =
-            unsafe { std::mem::transmute(std::ptr::from_ref::<dyn Fn(usize) + Sync>(body)) };
-        shared.running.store(self.workers.len(), Ordering::Relaxed);
-        {
-            let mut job = lock(&shared.job);
-            job.region += 1;
-            job.body = Some(Body(body_ptr));
-            shared.region.store(job.region, Ordering::Release);
-        }
-        shared.wake.notify_all();
-        let own = catch_unwind(AssertUnwindSafe(|| body(0)));
-        for _ in 0..SPINS {
-            if shared.running.load(Ordering::Acquire) == 0 {
-                break;
-            }
-            std::hint::spin_loop();
-        }
-        let mut done = lock(&shared.done);
-        while shared.running.load(Ordering::Acquire) != 0 {
-            done = shared.all_done.wait(done).unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(done);
-        let others = shared.panicked.swap(false, Ordering::Relaxed);
-        if let Err(panic) = own {
-            std::panic::resume_unwind(panic);
-        }
-        assert!(!others, "a worker of the pool panicked");
+        let _one_at_a_time = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        self.crew.run(self.threads(), body);
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        lock(&self.shared.job).stop = true;
-        self.shared.wake.notify_all();
+        self.crew.dismiss();
         for worker in self.workers.drain(..) {
-            // A worker ends by itself; it cannot have panicked outside `catch_unwind`.
+            // A worker ends by itself; the crew lets no panic through.
             drop(worker.join());
         }
     }
@@ -244,6 +137,9 @@ impl Drop for Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
