@@ -222,7 +222,7 @@ mod tests {
                     });
                 }
                 crew.lead(|| {
-                    for region in 0..2000 {
+                    for region in 0..if cfg!(miri) { 20 } else { 2000 } {
                         let made: Vec<AtomicUsize> = (0..calls).map(|_| AtomicUsize::new(0)).collect();
                         crew.run(calls, &|i| {
                             made[i].fetch_add(1, Ordering::Relaxed);
