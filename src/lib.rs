@@ -24,3 +24,5 @@ pub mod moe;
 #[forbid(unsafe_code)]
 pub mod placement;
 pub mod report;
+#[forbid(unsafe_code)]
+pub mod text;

@@ -65,7 +65,7 @@ pub fn write(level: Level, message: fmt::Arguments<'_>) {
 
 /// The text without control characters: a path in it must not be able to break the line or to speak to a terminal.
 pub fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    crate::text::printable(text)
 }
 
 fn to_stderr(line: &str) {

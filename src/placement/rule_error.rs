@@ -6,6 +6,7 @@ use std::fmt;
 
 use super::pattern_error::PatternFault;
 use super::rules::{MAX_RULES, MAX_TOTAL_STEPS};
+use crate::text::printable;
 
 /// A rule that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +55,7 @@ impl RuleError {
         const MOST: usize = 96;
         let at = self.column.saturating_sub(1);
         let from = at.saturating_sub(BEFORE);
-        let shown: String = self.text.chars().skip(from).take(MOST).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+        let shown = printable(&self.text.chars().skip(from).take(MOST).collect::<String>());
         let (cut, dots) = if from > 0 { ("... ", 4) } else { ("", 0) };
         format!("{cut}{shown}\n{}^", " ".repeat(at - from + dots))
     }

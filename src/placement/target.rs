@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
+use crate::text::is_loud;
+
 /// Where a tensor goes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
@@ -87,9 +89,9 @@ impl Targets {
     pub fn check_device(name: &str) -> Result<(), String> {
         const ENDS_A_TARGET: [char; 3] = [',', ';', '='];
         let shown = name.chars().take(80).collect::<String>();
-        match name.chars().find(|c| ENDS_A_TARGET.contains(c) || c.is_control()) {
+        match name.chars().find(|c| ENDS_A_TARGET.contains(c) || is_loud(*c)) {
             _ if name.is_empty() => Err("the name of a device is empty".to_owned()),
-            Some(c) if c.is_control() => Err(format!("the name of a device contains a control character: '{}'", shown.escape_debug())),
+            Some(c) if is_loud(c) => Err(format!("the name of a device contains a control character: '{}'", shown.escape_debug())),
             Some(c) => Err(format!("the name of a device contains '{c}', so no rule can name it: '{shown}'")),
             None => Ok(()),
         }
@@ -145,7 +147,7 @@ mod tests {
         for good in ["CUDA0", "RPC1[127.0.0.1:50053]", "Vulkan 0"] {
             assert_eq!(Targets::check_device(good), Ok(()));
         }
-        for (bad, said) in [("", "empty"), ("A=B", "'='"), ("a,b", "','"), ("a;b", "';'"), ("a\nb", "control")] {
+        for (bad, said) in [("", "empty"), ("A=B", "'='"), ("a,b", "','"), ("a;b", "';'"), ("a\nb", "control"), ("a\u{202e}b", "control")] {
             assert!(Targets::check_device(bad).is_err_and(|e| e.contains(said)), "{bad:?}");
         }
     }

@@ -16,6 +16,7 @@ use crate::placement::decide::Memory;
 use crate::placement::explain::{Explanation, Placed};
 use crate::placement::names::Part;
 use crate::placement::tensor::Class;
+use crate::text::is_loud;
 
 /// Rows of the map; a model with more layers than that has its last ones in one row.
 const MOST_ROWS: usize = 400;
@@ -72,7 +73,7 @@ impl std::fmt::Display for Escaped<'_> {
             '>' => f.write_str("&gt;"),
             '"' => f.write_str("&quot;"),
             '\'' => f.write_str("&#39;"),
-            c if c.is_control() => f.write_char('\u{fffd}'),
+            c if is_loud(c) => f.write_char('\u{fffd}'),
             c => f.write_char(c),
         })
     }

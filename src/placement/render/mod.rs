@@ -12,6 +12,7 @@ pub use html::{html, is_page};
 pub use table::table;
 
 use super::explain::Explanation;
+use crate::text::is_loud;
 
 /// The explanation as JSON. Field names and codes are stable; fields may be added.
 pub fn json(e: &Explanation) -> String {
@@ -19,14 +20,12 @@ pub fn json(e: &Explanation) -> String {
     quiet_json(&serde_json::to_string_pretty(e).unwrap_or_default())
 }
 
-/// The same JSON, with the control characters above ASCII escaped too: a terminal obeys some of them, and JSON lets them stand in strings.
+/// The same JSON, with all control characters (and marks of direction) escaped: a terminal obeys some of them, and JSON lets them stand in strings.
 pub fn quiet_json(json: &str) -> String {
-    if !json.contains(is_loud) {
+    // Below, JSON escapes what stands in strings; its own line ends stay.
+    let loud = |c: char| c > '~' && is_loud(c);
+    if !json.contains(loud) {
         return json.to_owned();
     }
-    json.chars().map(|c| if is_loud(c) { format!("\\u{:04x}", c as u32) } else { c.to_string() }).collect()
-}
-
-fn is_loud(c: char) -> bool {
-    matches!(c, '\u{7f}'..='\u{9f}')
+    json.chars().map(|c| if loud(c) { format!("\\u{:04x}", c as u32) } else { c.to_string() }).collect()
 }

@@ -8,6 +8,8 @@ use super::collapse;
 use crate::placement::Target;
 use crate::placement::bytes::Bytes;
 use crate::placement::explain::{Explanation, Placed};
+// Names come from files: nothing in them may steer the terminal.
+use crate::text::printable;
 
 /// The explanation as text. With `all`, a line per tensor; otherwise tensors that differ only in their layer share one.
 pub fn table(e: &Explanation, all: bool) -> String {
@@ -28,11 +30,6 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
     debug_assert!(written.is_ok(), "writing to a String cannot fail");
     out.truncate(out.trim_end_matches(' ').len());
     out.push('\n');
-}
-
-/// Names come from files: nothing in them may steer the terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 fn summary(out: &mut String, e: &Explanation) {
