@@ -130,8 +130,15 @@ pub enum ErrorKind {
         /// The format's number.
         number: u32,
     },
-    /// Two tensors have the same name. In a split model they may stand in different files.
+    /// Two tensors of a file have the same name.
     DuplicateTensor(String),
+    /// Tensors of the same name stand in two parts of a split model.
+    InTwoParts {
+        /// The tensor.
+        tensor: String,
+        /// The other file in which it is.
+        other: PathBuf,
+    },
     /// A tensor's data ends beyond the file.
     BeyondFile {
         /// The tensor.
@@ -189,7 +196,9 @@ impl Error {
         use ErrorKind as K;
         match self.kind {
             K::Io { .. } if self.offset == 0 => None,
-            K::Changed | K::Parts { .. } | K::SplitName { .. } | K::NotFirstPart { .. } | K::WrongPart { .. } => None,
+            K::Changed | K::Parts { .. } | K::InTwoParts { .. } | K::SplitName { .. } | K::NotFirstPart { .. } | K::WrongPart { .. } => {
+                None
+            }
             _ => Some(self.offset),
         }
     }
@@ -273,6 +282,7 @@ impl fmt::Display for ErrorKind {
             }
             K::RemovedType { tensor, number } => write!(f, "tensor {} has type {number}, which was removed from ggml", Shown(tensor)),
             K::DuplicateTensor(tensor) => write!(f, "tensor {} occurs twice", Shown(tensor)),
+            K::InTwoParts { tensor, other } => write!(f, "tensor {} is in this file and in {}", Shown(tensor), other.display()),
             K::BeyondFile { tensor, end: Some(end), len } => {
                 write!(f, "tensor {} ends at byte {end}, but the file has {len}; the download may be incomplete", Shown(tensor))
             }

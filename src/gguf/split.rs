@@ -176,7 +176,12 @@ fn by_name(parts: &[Part]) -> Result<Vec<(u32, u32)>, Error> {
     let name = |t: &(u32, u32)| parts[t.0 as usize].header.tensor_name(t.1);
     all.sort_unstable_by(|a, b| name(a).cmp(name(b)).then(a.cmp(b)));
     match all.windows(2).find(|w| name(&w[0]) == name(&w[1])) {
-        Some(w) => Err(parts[w[1].0 as usize].fault(ErrorKind::DuplicateTensor(String::from_utf8_lossy(name(&w[1])).into_owned()))),
+        Some(w) => {
+            // Twice in one part is an error of its header, which was read before.
+            let [other, here] = [w[0], w[1]].map(|t| &parts[t.0 as usize]);
+            let tensor = String::from_utf8_lossy(name(&w[1])).into_owned();
+            Err(here.fault(ErrorKind::InTwoParts { tensor, other: other.path.clone() }))
+        }
         None => Ok(all),
     }
 }
@@ -242,10 +247,11 @@ mod tests {
         for (bytes, kind) in [
             (part(0, 2, 2, &["b"]), ErrorKind::WrongPart { key: "split.no", found: Some(0), expected: 1 }),
             (part(1, 3, 2, &["b"]), ErrorKind::WrongPart { key: "split.count", found: Some(3), expected: 2 }),
-            (part(1, 2, 2, &["a"]), ErrorKind::DuplicateTensor("a".into())),
+            (part(1, 2, 2, &["a"]), ErrorKind::InTwoParts { tensor: "a".into(), other: first.clone() }),
         ] {
             write(dir.path(), "m-00002-of-00002.gguf", &bytes);
             let e = Model::open(&first).unwrap_err();
+            assert!(!e.to_string().contains("at byte"), "{e}");
             assert_eq!((e.kind, e.file.as_deref()), (kind, Some(second.as_path())));
         }
         write(dir.path(), "m-00002-of-00002.gguf", &part(1, 2, 2, &[]));
