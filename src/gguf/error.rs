@@ -171,6 +171,15 @@ pub enum ErrorKind {
         /// Where the first part should be.
         first: PathBuf,
     },
+    /// A part of a split model is not there.
+    MissingPart {
+        /// Which one, from 0.
+        no: u64,
+        /// `split.count`.
+        count: u64,
+        /// The first part.
+        first: PathBuf,
+    },
     /// A part that does not belong where it stands.
     WrongPart {
         /// The metadata key that is wrong or missing.
@@ -196,9 +205,13 @@ impl Error {
         use ErrorKind as K;
         match self.kind {
             K::Io { .. } if self.offset == 0 => None,
-            K::Changed | K::Parts { .. } | K::InTwoParts { .. } | K::SplitName { .. } | K::NotFirstPart { .. } | K::WrongPart { .. } => {
-                None
-            }
+            K::Changed
+            | K::Parts { .. }
+            | K::InTwoParts { .. }
+            | K::MissingPart { .. }
+            | K::SplitName { .. }
+            | K::NotFirstPart { .. }
+            | K::WrongPart { .. } => None,
             _ => Some(self.offset),
         }
     }
@@ -296,6 +309,9 @@ impl fmt::Display for ErrorKind {
             ),
             K::NotFirstPart { no, count, first } => {
                 write!(f, "this is part {} of {count}; open the first part, {}", no.saturating_add(1), first.display())
+            }
+            K::MissingPart { no, count, first } => {
+                write!(f, "No such file or directory; it is part {} of {count} of the model {}", no.saturating_add(1), first.display())
             }
             K::WrongPart { key, found: Some(found), expected } => write!(f, "{key} is {found}, expected {expected}"),
             K::WrongPart { key, found: None, expected } => write!(f, "{key} is missing, expected {expected}"),

@@ -102,7 +102,12 @@ impl Model {
                 return Err(first.fault(ErrorKind::NotFirstPart { no, count, first: first_path }));
             }
             for i in 1..count {
-                let part = Part::open(part_path(path, &prefix, i, count))?;
+                let part = Part::open(part_path(path, &prefix, i, count)).map_err(|e| match e.kind {
+                    ErrorKind::Io { kind: std::io::ErrorKind::NotFound, .. } => {
+                        Error { kind: ErrorKind::MissingPart { no: i, count, first: path.to_owned() }, ..e }
+                    }
+                    _ => e,
+                })?;
                 part.expect("split.no", i)?;
                 if part.header.u64("split.count").is_some() {
                     part.expect("split.count", count)?;
@@ -259,7 +264,9 @@ mod tests {
         assert_eq!(e.kind, ErrorKind::WrongPart { key: "split.tensors.count", found: Some(2), expected: 1 });
         std::fs::remove_file(&second).unwrap();
         let e = Model::open(&first).unwrap_err();
-        assert!(matches!(e.kind, ErrorKind::Io { kind: std::io::ErrorKind::NotFound, .. }) && e.file == Some(second));
+        let said = format!("m-00002-of-00002.gguf: No such file or directory; it is part 2 of 2 of the model {}", first.display());
+        assert!(e.to_string().ends_with(&said), "{e}");
+        assert_eq!((e.kind, e.file), (ErrorKind::MissingPart { no: 1, count: 2, first }, Some(second)));
     }
 
     #[test]

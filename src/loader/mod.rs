@@ -186,7 +186,9 @@ fn shares_memory(a: &Decision, b: &Decision) -> bool {
 impl From<crate::gguf::Error> for Error {
     fn from(error: crate::gguf::Error) -> Error {
         let status = match error.kind {
-            crate::gguf::ErrorKind::Io { kind: std::io::ErrorKind::NotFound, .. } => Status::NotFound,
+            crate::gguf::ErrorKind::Io { kind: std::io::ErrorKind::NotFound, .. } | crate::gguf::ErrorKind::MissingPart { .. } => {
+                Status::NotFound
+            }
             crate::gguf::ErrorKind::Io { .. } => Status::Io,
             _ => Status::BadFile,
         };
