@@ -145,7 +145,7 @@ impl Rules {
     /// The first rule that cannot be used, with its number and column in `text`.
     pub fn parse(&mut self, text: &str) -> Result<(), RuleError> {
         let parsed = parse_list(&self.targets, text, text, 0, ',', 1)?;
-        self.append(parsed, text, Origin::OverrideTensor)
+        self.append(parsed, Some(text), Origin::OverrideTensor)
     }
 
     /// The rules of one `-ot` argument of llama-bench: `;` between rules, `,` between runs, each of which has rules of its own.
@@ -164,7 +164,7 @@ impl Rules {
                 let list = run.strip_suffix(';').unwrap_or(run);
                 let parsed = parse_list(targets, text, list, at, ';', number)?;
                 number += parsed.len();
-                rules.append(parsed, text, Origin::OverrideTensor)?;
+                rules.append(parsed, Some(text), Origin::OverrideTensor)?;
             }
             runs.push(rules);
             at += run.len() + 1;
@@ -182,7 +182,7 @@ impl Rules {
         let compiled = Pattern::new(pattern).map_err(|e| fault(column(pattern, e.at), RuleFault::Pattern(e.fault)))?;
         let target = find_target(&self.targets, target).map_err(|f| fault(1, f))?;
         let parsed = Parsed { at: 0, pattern: compiled, target };
-        self.append(vec![parsed], pattern, Origin::Pushed)
+        self.append(vec![parsed], Some(pattern), Origin::Pushed)
     }
 
     /// `--cpu-moe`: all experts to `CPU`.
@@ -287,10 +287,11 @@ impl Rules {
             let compiled = Pattern::new(pattern).map_err(|e| fault(RuleFault::Pattern(e.fault)))?;
             parsed.push(Parsed { at: 0, pattern: compiled, target: Target::Cpu });
         }
-        self.append(parsed, patterns.first().map_or("", String::as_str), origin)
+        self.append(parsed, None, origin)
     }
 
-    fn append(&mut self, parsed: Vec<Parsed>, text: &str, origin: Origin) -> Result<(), RuleError> {
+    /// `text` is what they were read from; `None` if each is its own text.
+    fn append(&mut self, parsed: Vec<Parsed>, text: Option<&str>, origin: Origin) -> Result<(), RuleError> {
         let mut cost = self.cost;
         for (i, rule) in parsed.iter().enumerate() {
             let number = self.rules.len() + i + 1;
@@ -300,11 +301,12 @@ impl Rules {
                 () if cost > MAX_TOTAL_COST => RuleFault::TooLargeTogether,
                 () => continue,
             };
+            let text = text.unwrap_or(rule.pattern.as_str());
             return Err(RuleError { rule: number, column: column(text, rule.at), text: text.to_owned(), fault });
         }
         let trial_steps = self.trial_steps + trial_steps(&parsed);
         if trial_steps > MAX_TOTAL_STEPS {
-            return Err(too_slow_together(&parsed, text, self.rules.len() + 1));
+            return Err(too_slow_together(&parsed, text.unwrap_or(""), self.rules.len() + 1));
         }
         (self.cost, self.trial_steps) = (cost, trial_steps);
         self.matcher = OnceLock::new();
@@ -483,7 +485,11 @@ mod tests {
         assert_eq!((e.rule, e.fault), (MAX_RULES + 1, RuleFault::TooManyRules));
         assert!(matches!(rules().parse(&vec!["z=CPU"; MAX_RULES + 1].join(",")).unwrap_err().fault, RuleFault::TooManyRules));
         let mut r = rules();
-        assert_eq!(r.n_cpu_moe(u32::MAX).unwrap_err().fault, RuleFault::TooManyRules);
+        for layers in [MAX_RULES as u32 + 1, u32::MAX] {
+            let e = r.n_cpu_moe(layers).unwrap_err();
+            assert_eq!((e.rule, &e.fault), (MAX_RULES + 1, &RuleFault::TooManyRules));
+            assert!(e.excerpt().starts_with(r"blk\.4096\.ffn_"), "the one rule that is too many, not the first: {}", e.excerpt());
+        }
         r.n_cpu_moe(MAX_RULES as u32).unwrap();
         assert_eq!(r.first_match("blk.4095.ffn_up_exps.weight").unwrap(), Some(4095));
     }
