@@ -279,7 +279,7 @@ struct berth_device {
      */
     const char *host_type;
     /**
-     * Its share of the layers: free memory, or what `--tensor-split` says.
+     * Its share of the layers: free memory, or what `--tensor-split` says. Finite and not negative.
      */
     float share;
 };

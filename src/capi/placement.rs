@@ -100,7 +100,7 @@ pub struct DeviceDesc {
     pub name: *const c_char,
     /// Name of its page-locked host buffer type, for example "CUDA_Host"; NULL if it has none.
     pub host_type: *const c_char,
-    /// Its share of the layers: free memory, or what `--tensor-split` says.
+    /// Its share of the layers: free memory, or what `--tensor-split` says. Finite and not negative.
     pub share: f32,
 }
 
@@ -169,6 +169,9 @@ impl LoadDesc {
                 (input::text(d.name, "a device's name")?, host)
             };
             placement::Targets::check_device(name).map_err(Error::invalid)?;
+            if !(d.share.is_finite() && d.share >= 0.0) {
+                return Err(Error::invalid(format!("struct berth_device: share is {}; it must be finite and not negative", d.share)));
+            }
             Ok(Device::new(name, host, d.share))
         };
         let choice = |value: u8, what: &str, most: u8| {
@@ -345,4 +348,34 @@ pub extern "C" fn berth_memory_text(memory: i32) -> *const c_char {
         }
         .as_ptr()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_that_is_no_amount_is_refused_by_the_name_of_its_field() {
+        let decide = |share: f32| {
+            let device = DeviceDesc { name: c"CUDA0".as_ptr(), host_type: std::ptr::null(), share };
+            // SAFETY: all zeros are valid (`Versioned`).
+            let zero: (LoadDesc, TensorDesc, DecisionInfo) = unsafe { std::mem::zeroed() };
+            let load = LoadDesc { struct_size: size_of::<LoadDesc>(), devices: &raw const device, n_devices: 1, layers: 4, ..zero.0 };
+            let tensor = TensorDesc { struct_size: size_of::<TensorDesc>(), name: c"blk.0.x".as_ptr(), ne: [32, 1, 1, 1], ..zero.1 };
+            let mut decision = DecisionInfo { struct_size: size_of::<DecisionInfo>(), ..zero.2 };
+            // SAFETY: structs of their full size, with valid strings; no rules.
+            let status = unsafe { berth_decide(&raw const tensor, std::ptr::null(), &raw const load, &raw mut decision) };
+            // SAFETY: a string of this thread.
+            let text = unsafe { std::ffi::CStr::from_ptr(crate::capi::berth_last_error()) };
+            (status, text.to_string_lossy().into_owned())
+        };
+        for share in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, -f32::MIN_POSITIVE] {
+            let (status, text) = decide(share);
+            assert_eq!(status, Status::InvalidArgument, "{share}");
+            assert!(text.starts_with("struct berth_device: share is ") && text.ends_with("; it must be finite and not negative"), "{text}");
+        }
+        for share in [0.0, -0.0, 1.0, f32::MAX] {
+            assert_eq!(decide(share).0, Status::Ok, "{share}");
+        }
+    }
 }
