@@ -24,8 +24,13 @@ pub struct Error {
 pub enum TextFault {
     /// No bytes.
     Empty,
-    /// Longer than is accepted.
-    TooLong,
+    /// Longer than is accepted. Its text is not read.
+    TooLong {
+        /// Its bytes.
+        bytes: u64,
+        /// The most that is accepted.
+        most: u64,
+    },
     /// Not UTF-8.
     NotUtf8,
     /// Contains NUL, a newline or another control character.
@@ -252,12 +257,12 @@ impl fmt::Display for Error {
 
 impl fmt::Display for TextFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            TextFault::Empty => "is empty",
-            TextFault::TooLong => "is too long",
-            TextFault::NotUtf8 => "is not UTF-8",
-            TextFault::Control => "contains a control character",
-        })
+        match self {
+            TextFault::Empty => f.write_str("is empty"),
+            TextFault::TooLong { bytes, most } => write!(f, "of {bytes} bytes is too long; at most {most} bytes are read"),
+            TextFault::NotUtf8 => f.write_str("is not UTF-8"),
+            TextFault::Control => f.write_str("contains a control character"),
+        }
     }
 }
 
@@ -284,6 +289,7 @@ impl fmt::Display for ErrorKind {
             }
             K::HeaderTooLarge => write!(f, "the header is larger than {} MiB", super::MAX_HEADER_BYTES >> 20),
             K::NoMemory(bytes) => write!(f, "{bytes} bytes of memory could not be had"),
+            K::Text { what, fault: fault @ (TextFault::TooLong { .. } | TextFault::Empty), .. } => write!(f, "{what} {fault}"),
             K::Text { what, text, fault } => write!(f, "{what} {} {fault}", Shown(text)),
             K::DuplicateKey(key) => write!(f, "metadata key {} occurs twice", Shown(key)),
             K::ValueType { key, number } => write!(f, "metadata key {} has a value of unusable type {number}", Shown(key)),

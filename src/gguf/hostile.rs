@@ -139,10 +139,13 @@ fn unusable_names_are_refused_with_their_fault() {
         (b"a\x1b[2Jb", TextFault::Control),
         ("a\u{85}b".as_bytes(), TextFault::Control),
         (b"a\xff\xfe", TextFault::NotUtf8),
-        (&long, TextFault::TooLong),
+        (&long, TextFault::TooLong { bytes: 1025, most: 1024 }),
     ] {
         let k = fault(&padded([counts(3, 1, 0), tensor(name, &[8], 0, 0)].concat()));
         assert!(matches!(&k, K::Text { what: "tensor name", fault, .. } if *fault == why), "{k:?}");
+        if let TextFault::TooLong { .. } = why {
+            assert_eq!(k.to_string(), "tensor name of 1025 bytes is too long; at most 1024 bytes are read");
+        }
     }
     let key = padded([&counts(3, 0, 1)[..], &string(b"a\0"), &[0; 5]].concat());
     assert!(matches!(fault(&key), K::Text { what: "key", fault: TextFault::Control, .. }));

@@ -212,7 +212,7 @@ impl<R: Read + Seek> Parser<R> {
         self.source.check(len, reading)?;
         let fault = |text, fault| Error::new(from, ErrorKind::Text { what, text, fault });
         if len > most {
-            return Err(fault(format!("of {len} bytes"), TextFault::TooLong));
+            return Err(fault(String::new(), TextFault::TooLong { bytes: len, most }));
         }
         let start = self.kept.len();
         self.keep(len, reading)?;
