@@ -41,6 +41,12 @@ impl From<RuleError> for Error {
     }
 }
 
+/// That there is nothing at an index, which counts from 0.
+fn no_such(what: &str, index: usize, count: usize) -> Error {
+    let last = count.checked_sub(1).map_or(String::new(), |last| format!(", and the last has index {last}"));
+    Error::invalid(format!("no {what} has index {index}: there are {count}{last}"))
+}
+
 impl Rules {
     fn change(&mut self, change: impl FnOnce(&mut placement::Rules) -> std::result::Result<(), RuleError>) -> Result<()> {
         let rules = Arc::get_mut(&mut self.rules).ok_or_else(|| Error::invalid("the rules are in use by a loader"))?;
@@ -95,7 +101,7 @@ pub unsafe extern "C" fn berth_rules_parse_bench(rules: *mut Rules, text: *const
         // SAFETY: the caller vouches for both.
         let (rules, text) = unsafe { (input::handle(rules, "rules")?, input::text(text, "text")?) };
         let runs = placement::Rules::parse_bench(rules.rules.targets(), text)?;
-        let wanted = runs.get(run).ok_or_else(|| Error::invalid(format!("run {run} of {}", runs.len())))?;
+        let wanted = runs.get(run).ok_or_else(|| no_such("run", run, runs.len()))?;
         rules.change(|r| wanted.iter().try_for_each(|rule| r.push(rule.pattern().as_str(), rule.target().name())))
     })
 }
@@ -163,7 +169,7 @@ pub unsafe extern "C" fn berth_rules_get(rules: *const Rules, index: usize, rule
     status("berth_rules_get", || {
         // SAFETY: the caller vouches for `rules`.
         let rules = unsafe { rules.as_ref() }.ok_or_else(|| Error::invalid("rules is NULL"))?;
-        let wanted = rules.rules.get(index).ok_or_else(|| Error::invalid(format!("rule {index} of {}", rules.rules.len())))?;
+        let wanted = rules.rules.get(index).ok_or_else(|| no_such("rule", index, rules.rules.len()))?;
         let [pattern, target] = &rules.texts[index];
         let info = RuleInfo { struct_size: 0, pattern: pattern.as_ptr(), target: target.as_ptr(), matches: wanted.matches() };
         // SAFETY: the caller vouches for `rule`.
@@ -183,4 +189,33 @@ pub unsafe extern "C" fn berth_rules_free(rules: *mut Rules) {
             drop(unsafe { Box::from_raw(rules) });
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_without_a_rule_or_a_run_is_told_with_the_last_one() {
+        let mut rules = Rules { rules: Arc::new(placement::Rules::new(Targets::new([""; 0]))), texts: Vec::new() };
+        let get = |rules: &Rules, index| {
+            let mut info = RuleInfo { struct_size: size_of::<RuleInfo>(), pattern: std::ptr::null(), target: std::ptr::null(), matches: 0 };
+            // SAFETY: rules, and a struct of its full size.
+            let status = unsafe { berth_rules_get(rules, index, &raw mut info) };
+            (status, last_error())
+        };
+        assert_eq!(get(&rules, 0), (Status::InvalidArgument, "no rule has index 0: there are 0".into()));
+        // SAFETY: rules, and a constant text.
+        assert_eq!(unsafe { berth_rules_parse(&raw mut rules, c"a=CPU,b=CPU".as_ptr()) }, Status::Ok);
+        assert_eq!(get(&rules, 1).0, Status::Ok);
+        assert_eq!(get(&rules, 2), (Status::InvalidArgument, "no rule has index 2: there are 2, and the last has index 1".into()));
+        // SAFETY: likewise.
+        assert_eq!(unsafe { berth_rules_parse_bench(&raw mut rules, c"a=CPU".as_ptr(), 1) }, Status::InvalidArgument);
+        assert_eq!(last_error(), "no run has index 1: there are 1, and the last has index 0");
+    }
+
+    fn last_error() -> String {
+        // SAFETY: a string of this thread.
+        unsafe { std::ffi::CStr::from_ptr(crate::capi::berth_last_error()) }.to_string_lossy().into_owned()
+    }
 }
