@@ -305,3 +305,24 @@ pub unsafe extern "C" fn berth_loader_free(loader: *mut Loader) {
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_empty_is_named_and_a_very_long_one_is_cut() {
+        let open = |path: &str| {
+            let path = CString::new(path).unwrap();
+            let mut loader = std::ptr::null_mut();
+            // SAFETY: a path, no rules, no load, a place for the loader.
+            let status = unsafe { berth_loader_open(path.as_ptr(), std::ptr::null(), std::ptr::null(), &raw mut loader) };
+            assert!(loader.is_null());
+            // SAFETY: a string of this thread.
+            (status, unsafe { std::ffi::CStr::from_ptr(crate::capi::berth_last_error()) }.to_string_lossy().into_owned())
+        };
+        assert_eq!(open(""), (Status::NotFound, "'' (an empty path): No such file or directory (os error 2)".into()));
+        let (status, text) = open(&"x".repeat(1 << 20));
+        assert!(status == Status::Io && text.len() < 400 && text.contains("xxx...xxx"), "{text}");
+    }
+}

@@ -9,6 +9,7 @@ use crate::abi::guard;
 use crate::error::{Error, Result, Status};
 use crate::gguf::GgmlType;
 use crate::placement::{self, Device, Flags, LazyMode, OFFLOAD_MIN_BATCH, Reason, Repack};
+use crate::text::Name;
 
 /// Where the bytes of a tensor lie.
 #[repr(C)]
@@ -322,7 +323,7 @@ pub unsafe extern "C" fn berth_decide(
 
 /// The shape of a described tensor.
 fn shape<'a>(desc: &TensorDesc, name: &'a str) -> Result<placement::Tensor<'a>> {
-    let bad = || Error::invalid(format!("tensor '{}': no shape {:?} of type {}", name.escape_debug(), desc.ne, desc.ggml_type));
+    let bad = || Error::invalid(format!("tensor {}: no shape {:?} of type {}", Name(name), desc.ne, desc.ggml_type));
     let mut dims = [0u64; 4];
     for (to, from) in dims.iter_mut().zip(desc.ne) {
         *to = u64::try_from(from).ok().filter(|n| *n > 0).ok_or_else(bad)?;

@@ -8,6 +8,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::text::{File, Name as Shown};
+
 /// A fault in a GGUF file: which file, where, what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
@@ -229,24 +231,10 @@ impl Error {
     }
 }
 
-/// A text from the file, made safe to print and cut to a readable length.
-struct Shown<'a>(&'a str);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MOST: usize = 80;
-        write!(f, "'")?;
-        for c in self.0.chars().take(MOST) {
-            if c == '\'' { write!(f, "'")? } else { write!(f, "{}", c.escape_debug())? }
-        }
-        write!(f, "{}", if self.0.chars().nth(MOST).is_some() { "...'" } else { "'" })
-    }
-}
-
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(file) = &self.file {
-            write!(f, "{}: ", file.display())?;
+            write!(f, "{}: ", File(file))?;
         }
         if let Some(place) = self.place() {
             write!(f, "at byte {place}: ")?;
@@ -301,7 +289,7 @@ impl fmt::Display for ErrorKind {
             }
             K::RemovedType { tensor, number } => write!(f, "tensor {} has type {number}, which was removed from ggml", Shown(tensor)),
             K::DuplicateTensor(tensor) => write!(f, "tensor {} occurs twice", Shown(tensor)),
-            K::InTwoParts { tensor, other } => write!(f, "tensor {} is in this file and in {}", Shown(tensor), other.display()),
+            K::InTwoParts { tensor, other } => write!(f, "tensor {} is in this file and in {}", Shown(tensor), File(other)),
             K::BeyondFile { tensor, end: Some(end), len } => {
                 write!(f, "tensor {} ends at byte {end}, but the file has {len}; the download may be incomplete", Shown(tensor))
             }
@@ -314,10 +302,10 @@ impl fmt::Display for ErrorKind {
                 no.saturating_add(1)
             ),
             K::NotFirstPart { no, count, first } => {
-                write!(f, "this is part {} of {count}; open the first part, {}", no.saturating_add(1), first.display())
+                write!(f, "this is part {} of {count}; open the first part, {}", no.saturating_add(1), File(first))
             }
             K::MissingPart { no, count, first } => {
-                write!(f, "No such file or directory; it is part {} of {count} of the model {}", no.saturating_add(1), first.display())
+                write!(f, "No such file or directory; it is part {} of {count} of the model {}", no.saturating_add(1), File(first))
             }
             K::WrongPart { key, found: Some(found), expected } => write!(f, "{key} is {found}, expected {expected}"),
             K::WrongPart { key, found: None, expected } => write!(f, "{key} is missing, expected {expected}"),

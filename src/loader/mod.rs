@@ -15,6 +15,7 @@ use crate::gguf::{Header, Model};
 use crate::memory::fill;
 use crate::placement::{self, DecideError, Decision, Facts, Flags, Load, Memory, Rules};
 use crate::report;
+use crate::text::Name;
 
 pub use place::Buffer;
 pub use tensor::Tensor;
@@ -79,7 +80,7 @@ impl Loader {
     /// [`Loader::allocate`].
     pub fn create_tensor(&mut self, name: &str, flags: Flags) -> Result<Option<usize>> {
         if self.stage != Stage::Creating {
-            return Err(Error::invalid(format!("create tensor '{}': memory has been allocated already", name.escape_debug())));
+            return Err(Error::invalid(format!("create tensor {}: memory has been allocated already", Name(name))));
         }
         let found = self.model.tensor(name);
         let asked = found.map_or_else(|| placement::Tensor::missing(name), |f| f.info.into()).with(flags);
@@ -90,10 +91,7 @@ impl Loader {
             if flags.duplicated {
                 return Ok(Some(index));
             }
-            return Err(Error::invalid(format!(
-                "tensor '{}' was created before; a second use is asked for as duplicated",
-                name.escape_debug()
-            )));
+            return Err(Error::invalid(format!("tensor {} was created before; a second use is asked for as duplicated", Name(name))));
         }
         let tensor = Tensor::new(found, decision)?;
         let index = self.tensors.len();

@@ -16,6 +16,7 @@ use super::reason::Reason;
 use super::rules::{Rules, SlowRule};
 use super::target::Target;
 use super::tensor::{Flags, Tensor};
+use crate::text::Name as Shown;
 
 /// Where the bytes of a tensor lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -102,7 +103,7 @@ pub enum DecideError {
 impl fmt::Display for DecideError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DecideError::Missing(name) => write!(f, "the model has no tensor '{}', which is required", name.escape_debug()),
+            DecideError::Missing(name) => write!(f, "the model has no tensor {}, which is required", Shown(name)),
             DecideError::SlowRule(slow) => slow.fmt(f),
             DecideError::NoMemory { target, bytes, why } => write!(f, "{bytes} bytes of {target} could not be had: {why}"),
             DecideError::Strict { target, bytes, why } => {

@@ -13,6 +13,7 @@ use super::matcher::{Hits, Matcher};
 use super::pattern::Pattern;
 use super::rule_error::{RuleError, RuleFault};
 use super::target::{Target, Targets};
+use crate::text::Name as Shown;
 
 /// Stock keeps room for this many entries, the last of which ends the list (`llama_max_tensor_buft_overrides` in `llama.h`), so it takes 4095
 /// rules: with 4096, llama.cpp 0.5.0 stops at an assertion. Here 4096 are taken, since other loaders need no entry for the end;
@@ -97,12 +98,12 @@ pub struct SlowRule {
 
 impl std::fmt::Display for SlowRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (rule, tensor) = (self.rule + 1, self.tensor.escape_debug());
+        let (rule, tensor) = (self.rule + 1, Shown(&self.tensor));
         match self.budget {
-            None => write!(f, "rule {rule} takes too many steps on tensor '{tensor}'; avoid repetitions inside repetitions"),
+            None => write!(f, "rule {rule} takes too many steps on tensor {tensor}; avoid repetitions inside repetitions"),
             Some(budget) => write!(
                 f,
-                "all rules together took more than the {budget} steps that they have up to tensor '{tensor}', and rule {rule} took most; avoid \
+                "all rules together took more than the {budget} steps that they have up to tensor {tensor}, and rule {rule} took most; avoid \
                  back-references and repetitions beside repetitions"
             ),
         }
@@ -375,7 +376,7 @@ fn find_target(targets: &Targets, name: &str) -> Result<Target, RuleFault> {
     targets.find(name).cloned().ok_or_else(|| RuleFault::UnknownTarget {
         name: name.chars().take(80).collect(),
         nearest: targets.nearest(name).map(str::to_owned),
-        known: targets.names().map(str::to_owned).collect(),
+        known: targets.names().map(|n| n.chars().take(80).collect()).collect(),
     })
 }
 
