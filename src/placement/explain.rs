@@ -357,6 +357,12 @@ fn warn_of_settings(e: &mut Explanation, load: &Load) {
         let layers = if layers == u32::MAX { "All layers".to_owned() } else { format!("{layers} layers") };
         e.warn("no_device", format!("{layers} are to go to a GPU (-ngl), but no device is named (--device), so none does."));
     }
+    if e.model.architecture.is_empty() {
+        let what =
+            "general.architecture is missing, empty or no text, so layers and experts are unknown; stock llama.cpp refuses this file.";
+        e.warn("no_architecture", what.to_owned());
+        return;
+    }
     let (said, key) = (e.model.layers, format!("{}.block_count", e.model.architecture));
     let Some(found) = e.tensors.iter().filter_map(|t| t.layer).max().map(|last| u64::from(last) + 1) else {
         if said > 0 {
@@ -554,6 +560,16 @@ mod tests {
             let rules = Rules::new(Targets::new([""; 0]));
             let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
             assert_eq!(e.warnings.iter().map(|w| w.message.as_str()).collect::<Vec<_>>(), Vec::from_iter(said), "{count:?}, {layers}");
+        }
+    }
+
+    #[test]
+    fn an_architecture_that_cannot_be_read_is_warned_of() {
+        for f in [File::new(3), File::new(3).u32("general.architecture", 7), File::new(3).str("general.architecture", "")] {
+            let header = Header::from_bytes(&f.tensor("blk.1.attn_q.weight", &[32, 2], 0).bytes()).unwrap();
+            let rules = Rules::new(Targets::new([""; 0]));
+            let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
+            assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), ["no_architecture"]);
         }
     }
 
