@@ -496,13 +496,17 @@ fn doctor_says_what_is_wrong_with_a_path_that_is_no_llama_cpp_and_never_waits_fo
     fs::create_dir(path("other")).unwrap();
     let built = Command::new("cc").args(["-shared", "-fPIC", "-x", "c", "/dev/null", "-o"]).arg(path("other/libggml-base.so")).status();
     assert!(built.is_ok_and(|s| s.success()));
+    // A build directory has its libraries in bin.
+    fs::create_dir_all(path("root/bin")).unwrap();
+    fs::copy(path("other/libggml-base.so"), path("root/bin/libggml-base.so")).unwrap();
     for (name, said) in [
         ("missing", "No such file or directory"),
         ("pipe", "is neither a file nor a directory"),
-        ("empty", "no libggml-base.so in it or in ../lib"),
-        ("piped", "no libggml-base.so in it or in ../lib"),
+        ("empty", "no libggml-base.so in it, in its lib or bin, or in ../lib"),
+        ("piped", "no libggml-base.so in it, in its lib or bin, or in ../lib"),
         ("text", "it is no library of this kind of machine"),
         ("other", "it is no ggml"),
+        ("root", "root/bin/libggml-base.so"),
     ] {
         let (verdict, text) = doctor(&path(name));
         assert_eq!(verdict, "bad", "{name}: {text}");

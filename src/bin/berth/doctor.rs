@@ -260,10 +260,14 @@ fn llama(given: Option<&Path>) -> Vec<Finding> {
         Err(error) => return vec![bad(ITEM, format!("{}: {error}", start.display()), NAME_IT)],
     };
     let home = if start.is_dir() { start.clone() } else { start.parent().map(Path::to_owned).unwrap_or_default() };
-    let places = [home.clone(), home.join("../lib"), home.join("../lib64"), home.join("lib")];
+    let places = [home.clone(), home.join("../lib"), home.join("../lib64"), home.join("lib"), home.join("bin")];
     let libraries = places.iter().filter_map(|dir| ggml_base_in(dir)).next();
     let Some(library) = libraries else {
-        let found = format!("{}: no libggml-base.so {} or in ../lib", start.display(), if start.is_dir() { "in it" } else { "beside it" });
+        let found = format!(
+            "{}: no libggml-base.so {} or in ../lib",
+            start.display(),
+            if start.is_dir() { "in it, in its lib or bin," } else { "beside it" }
+        );
         let hint =
             "if it is a llama.cpp that is linked statically, Berth cannot be loaded into it; else name the directory of its libraries";
         return vec![if given.is_some() { bad(ITEM, found, hint) } else { note(ITEM, found, hint) }];
