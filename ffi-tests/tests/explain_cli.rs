@@ -394,6 +394,18 @@ fn layers_for_a_gpu_that_is_not_named_and_layers_that_do_not_exist_are_warned_of
 }
 
 #[test]
+fn help_and_version_that_cannot_be_written_are_a_failure() {
+    for args in [&["--help"][..], &["--version"], &["explain", "--help"]] {
+        let to = |path: &str| {
+            let out = fs::OpenOptions::new().write(true).open(path).unwrap();
+            berth(args).stdout(out).stderr(std::process::Stdio::null()).status().unwrap().code()
+        };
+        assert_eq!((to("/dev/full"), to("/dev/null")), (Some(1), Some(0)), "{args:?}");
+    }
+    assert_eq!(code(&ran(berth(&["no-such-command"]), None)), 2, "what is wrong with the options keeps its code");
+}
+
+#[test]
 fn help_names_the_spellings_of_llama_cpp() {
     let output = explain(&["--help"]);
     for spelling in ["-ot", "-cmoe", "-ncmoe", "-ncffn", "-ngl", "-nr", "-dev"] {

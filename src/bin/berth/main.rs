@@ -24,9 +24,22 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse_from(std::env::args_os().map(explain::long_spelling)).command {
-        Command::Doctor(args) => doctor::run(&args),
-        Command::Explain(args) => explain::run(&args),
+    match Cli::try_parse_from(std::env::args_os().map(explain::long_spelling)) {
+        Ok(Cli { command: Command::Doctor(args) }) => doctor::run(&args),
+        Ok(Cli { command: Command::Explain(args) }) => explain::run(&args),
+        Err(answer) => answered(&answer),
+    }
+}
+
+/// Help, version, or what is wrong with the options. clap's own way ignores that help cannot be written.
+fn answered(answer: &clap::Error) -> ExitCode {
+    use std::io::{ErrorKind, Write};
+    match answer.print().and_then(|()| std::io::stdout().flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            let _ = writeln!(std::io::stderr(), "berth: {e}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::from(u8::try_from(answer.exit_code()).unwrap_or(1)),
     }
 }
 
