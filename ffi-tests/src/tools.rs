@@ -24,6 +24,7 @@ pub struct Tool {
 pub const TOOLS: &[Tool] = &[
     Tool { name: "cc", other_names: &["gcc", "clang"], apt: "gcc", needed_for: "C harnesses and host builds", apart: false },
     Tool { name: "c++", other_names: &["g++", "clang++"], apt: "g++", needed_for: "host builds", apart: false },
+    Tool { name: "nm", other_names: &["llvm-nm"], apt: "binutils", needed_for: "cargo xtask profile", apart: false },
     Tool { name: "clang", other_names: &[], apt: "clang", needed_for: "the C examples with a second compiler", apart: false },
     Tool { name: "make", other_names: &["gmake"], apt: "make", needed_for: "the C examples", apart: false },
     Tool { name: "setpriv", other_names: &[], apt: "util-linux", needed_for: "tests that give up rights, limits or mounts", apart: false },

@@ -10,6 +10,7 @@ mod matrix;
 mod model;
 mod picture;
 mod plot;
+mod profile;
 mod setup;
 mod shell;
 mod speed;
@@ -43,6 +44,8 @@ enum Command {
     Model(model::Args),
     /// Make docs/explain.png, the picture of a page of `berth explain`.
     Picture,
+    /// Sample where stock llama-bench spends its time with and without Berth, and write docs/profile.md.
+    Profile(profile::Args),
     /// Say which programs and libraries the tests need and the system lacks, or install them.
     Setup(setup::Args),
     /// Measure stock llama-bench with and without Berth, and write docs/speed.md.
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Matrix(args) => matrix::run(&args),
         Command::Model(args) => model::run(args),
         Command::Picture => picture::run(),
+        Command::Profile(args) => profile::run(&args),
         Command::Setup(args) => setup::run(&args),
         Command::Speed(args) => speed::run(&args),
         Command::Test(args) => test::run(&args),

@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -42,12 +43,13 @@ pub(crate) struct Args {
     dry: bool,
 }
 
-const HOST: &str = "sdist-dl";
+/// The host whose llama-bench is measured.
+pub(crate) const HOST: &str = "sdist-dl";
 const DOCS: &str = "docs/speed.md";
 
 /// How a run is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Side {
+pub(crate) enum Side {
     Stock { repack: bool, tiled: bool },
     Berth,
 }
@@ -61,7 +63,7 @@ impl Side {
         Side::Berth,
     ];
 
-    fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         let on = |on| if on { "on" } else { "off" };
         match self {
             Side::Stock { repack, tiled } => format!("repack {}, tiled {}", on(repack), on(tiled)),
@@ -72,10 +74,11 @@ impl Side {
 
 /// What llama-bench prints for one test.
 #[derive(Deserialize)]
-struct Sample {
+pub(crate) struct Sample {
     n_prompt: u32,
     n_gen: u32,
-    avg_ts: f64,
+    /// Tokens per second, the mean of the runs.
+    pub(crate) avg_ts: f64,
 }
 
 /// Tokens per second: by tokens of the prompt (0: generated), then by side, one per round.
@@ -87,26 +90,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let host = hosts::get(HOST).with_context(|| "llama-bench comes from a stock build")?;
     let mut page = String::new();
     for format in &args.formats {
-        let (gate, down) = format.split_once('/').unwrap_or((format, format));
-        let ty = |name: &str| name.parse::<Type>().map_err(|e| anyhow::anyhow!("format {name}: {e}"));
-        let spec = Spec {
-            layers: args.layers,
-            embd: 2048,
-            ff: 768,
-            experts: 128,
-            used: 8,
-            vocab: 32000,
-            ty: ty(gate)?,
-            down: Some(ty(down)?),
-            ..Spec::default()
-        };
-        let model = models::random(&spec)?;
+        let model = model(format, args.layers)?;
         let mut speeds = Speeds::new();
         for round in 0..args.rounds {
             // Another order each time: no side is always the one after the same other.
             for i in 0..Side::ALL.len() {
                 let side = Side::ALL[(i + round) % Side::ALL.len()];
-                for sample in bench(&host, &model, &library, args, side)? {
+                let mut command = command(&host, &model, &library, args.threads, &args.tokens, side);
+                command.args(["-r", "2"]);
+                for sample in samples(command)? {
                     println!("{format:12} {:24} {:>6} {:8.1} t/s", side.name(), test_name(sample.n_prompt), sample.avg_ts);
                     speeds.entry(sample.n_prompt).or_default().entry(side).or_default().push(sample.avg_ts);
                     ensure!(sample.n_prompt > 0 || sample.n_gen > 0, "llama-bench ran a test of nothing");
@@ -123,17 +115,36 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn test_name(prompt: u32) -> String {
+/// The model: the experts of Qwen3-30B-A3B in formats as `gate and up/down`.
+pub(crate) fn model(format: &str, layers: u32) -> Result<PathBuf> {
+    let (gate, down) = format.split_once('/').unwrap_or((format, format));
+    let ty = |name: &str| name.parse::<Type>().map_err(|e| anyhow::anyhow!("format {name}: {e}"));
+    models::random(&Spec {
+        layers,
+        embd: 2048,
+        ff: 768,
+        experts: 128,
+        used: 8,
+        vocab: 32000,
+        ty: ty(gate)?,
+        down: Some(ty(down)?),
+        ..Spec::default()
+    })
+}
+
+/// The name of a test with a prompt of this many tokens; 0 is 32 generated ones.
+pub(crate) fn test_name(prompt: u32) -> String {
     if prompt == 0 { "tg32".to_owned() } else { format!("pp{prompt}") }
 }
 
-fn bench(host: &Host, model: &Path, library: &Path, args: &Args, side: Side) -> Result<Vec<Sample>> {
+/// llama-bench with tests of these prompts (0: 32 generated tokens).
+pub(crate) fn command(host: &Host, model: &Path, library: &Path, threads: u32, tokens: &[u32], side: Side) -> Command {
     let mut command = host.command("llama-bench");
     clean_env(&mut command);
-    let prompts: Vec<String> = args.tokens.iter().filter(|t| **t > 0).map(u32::to_string).collect();
-    let generated = if args.tokens.contains(&0) { "32" } else { "0" };
+    let prompts: Vec<String> = tokens.iter().filter(|t| **t > 0).map(u32::to_string).collect();
+    let generated = if tokens.contains(&0) { "32" } else { "0" };
     let prompts = if prompts.is_empty() { "0".to_owned() } else { prompts.join(",") };
-    command.arg("-m").arg(model).args(["-t", &args.threads.to_string(), "-r", "2", "-o", "json", "-p", &prompts, "-n", generated]);
+    command.arg("-m").arg(model).args(["-t", &threads.to_string(), "-o", "json", "-p", &prompts, "-n", generated]);
     match side {
         Side::Stock { repack, tiled } => {
             command.args(["--repack", if repack { "1" } else { "0" }]);
@@ -143,6 +154,11 @@ fn bench(host: &Host, model: &Path, library: &Path, args: &Args, side: Side) -> 
             command.env("GGML_BACKEND_PATH", library).args(["-ot", "exps=CPU_MMAP"]);
         }
     }
+    command
+}
+
+/// Runs llama-bench, and reads what it prints.
+pub(crate) fn samples(command: Command) -> Result<Vec<Sample>> {
     let output = run::run(command, Duration::from_secs(1800))?.checked("llama-bench")?;
     serde_json::from_str(&output.stdout).with_context(|| format!("llama-bench printed no JSON: {}", run::last_lines(&output.stdout, 5)))
 }
