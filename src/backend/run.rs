@@ -171,6 +171,10 @@ fn named(node: Node<'_>, error: &Error) -> Error {
     Error::new(error.status, format!("{}: {}", node.name(), error.message))
 }
 
+fn never_claimed(what: &str) -> Error {
+    Error::invalid(format!("{what} in a layout that was never claimed"))
+}
+
 fn operands<'a, const N: usize>(node: Node<'a>) -> Result<[Node<'a>; N]> {
     let mut out = [node; N];
     for (i, out) in out.iter_mut().enumerate() {
@@ -182,12 +186,16 @@ fn operands<'a, const N: usize>(node: Node<'a>) -> Result<[Node<'a>; N]> {
 /// # Safety
 /// The tensor has memory as its shape and strides say, for `'a`.
 unsafe fn matrix<'a>(weights: Node<'a>) -> Result<Matrix<'a>> {
-    let ty = weights.expert_weights().ok_or_else(|| Error::invalid("weights in a layout that was never claimed"))?;
+    let ty = weights.expert_weights().ok_or_else(|| never_claimed("weights"))?;
     let [k, rows, experts, _] = weights.shape();
-    let row = ty.row_bytes(k).unwrap_or(0);
-    let size = (experts - 1) * weights.nb(2) + (rows - 1) * weights.nb(1) + row;
+    let data = weights.data().cast_const().cast::<u8>();
+    let last = |count: usize, stride: usize| (count - 1).checked_mul(stride);
+    let size = last(experts, weights.nb(2)).zip(last(rows, weights.nb(1))).zip(ty.row_bytes(k));
+    let size = size.and_then(|((experts, rows), row)| experts.checked_add(rows)?.checked_add(row));
+    let size = size.filter(|n| isize::try_from(*n).is_ok() && data.addr().checked_add(*n).is_some());
+    let (false, Some(size)) = (data.is_null(), size) else { return Err(Error::invalid("weights without memory, or with too much")) };
     // SAFETY: exactly the bytes from the first to the last block; the caller vouches for them.
-    let bytes = unsafe { std::slice::from_raw_parts(weights.data().cast_const().cast::<u8>(), size) };
+    let bytes = unsafe { std::slice::from_raw_parts(data, size) };
     Matrix::new(bytes, ty, [k, rows, experts], [weights.nb(1), weights.nb(2)])
 }
 
@@ -223,6 +231,9 @@ unsafe fn projection<'a>(product: Product<'a>) -> Result<Projection<'a>> {
 /// # Safety
 /// As for [`matrix`].
 unsafe fn rows<'a>(x: Node<'a>) -> Result<Rows<'a>> {
+    if !x.is_rows() {
+        return Err(never_claimed("an operand"));
+    }
     // SAFETY: the caller vouches for the tensor.
     unsafe { Rows::new(x.data().cast_const().cast(), [x.ne(0), x.ne(1), x.ne(2)], [x.nb(1), x.nb(2)]) }
 }
@@ -259,6 +270,9 @@ unsafe fn activate(node: Node<'_>, activation: Activation, kernels: Kernels, tea
 /// # Safety
 /// As for [`matrix`]; and nobody else uses what is written.
 unsafe fn result<'a>(node: Node<'a>) -> Result<RowsMut<'a>> {
+    if !node.is_rows() {
+        return Err(never_claimed("a result"));
+    }
     // SAFETY: the caller vouches for the tensor.
     unsafe { RowsMut::new(node.data().cast(), [node.ne(0), node.ne(1), node.ne(2)], [node.nb(1), node.nb(2)]) }
 }
@@ -266,6 +280,9 @@ unsafe fn result<'a>(node: Node<'a>) -> Result<RowsMut<'a>> {
 /// # Safety
 /// As for [`matrix`].
 unsafe fn ids<'a>(ids: Node<'a>) -> Result<Table<'a, i32>> {
+    if !ids.is_ids() {
+        return Err(never_claimed("ids"));
+    }
     // SAFETY: the caller vouches for the tensor.
     unsafe { Table::new(ids.data().cast_const().cast(), [ids.ne(0), ids.ne(1)], [ids.nb(0), ids.nb(1)]) }
 }
