@@ -16,15 +16,13 @@ use common::{Scratch, TYPES, available, berth, experts, splits};
 use ffi_tests::gguf::Type;
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::models::{self, Spec};
-use ffi_tests::run::{Generation, Options, agree, greedy_text};
+use ffi_tests::run::{Generation, Options, agree, greedy_text, until_whole};
 use placed::{assert_placed, placement_only};
 
 /// The one build of llama.cpp whose tools and test programs there are.
 const HOST: &str = "sdist-dl";
 /// Bytes that two texts must share.
 const LEAST: usize = 64;
-/// How often a run is repeated whose text is shorter than that.
-const TRIES: usize = 5;
 /// Ways to load a model, and whether the file is mapped.
 const MODES: [(&str, bool); 5] = [("mmap", true), ("none", false), ("dio", false), ("mlock", false), ("mmap+mlock", true)];
 
@@ -99,12 +97,8 @@ fn same_in_every_type_and_mode(host: &Host, model: &Path, options: &Options) -> 
     let experts = experts(model);
     let name = model.file_name().unwrap_or_default().display();
     let generate = |what: &str, options: &Options| {
-        // Once in some hundred runs on a busy machine nearly all of the text is lost, with and without a plug-in.
         let run = || greedy_text(host, model, options).unwrap_or_else(|e| panic!("{what}: {e:#}"));
-        std::iter::repeat_with(run)
-            .take(TRIES)
-            .find(|g| agree(&g.text, &g.text, LEAST))
-            .unwrap_or_else(|| panic!("{what}: always too short"))
+        until_whole(run, |g| agree(&g.text, &g.text, LEAST))
     };
     let mut texts = Vec::new();
     for (mode, mapped) in MODES {

@@ -25,12 +25,16 @@ const TOKENS: u64 = 8;
 const MOST_KLD: f64 = 0.02;
 const LEAST_SAME: f64 = 90.0;
 
+/// Bytes of a text that must be there: "Paris".
+const LEAST_TEXT: usize = 5;
+
 fn generate(host: &Host, model: &Path, rules: &str, env: &[(&str, &str)]) -> (Generation, Report) {
     let scratch = Scratch::new();
     let mut options = Options { tokens: TOKENS as u32, ..Options::default() }.with_berth(&berth(), rules).arg(&["-lv", "4"]);
     options.env.extend(scratch.environment());
     options.env.extend(env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-    let made = greedy_text(host, model, &options).unwrap_or_else(|e| panic!("{rules}: {e:#}"));
+    let run = || greedy_text(host, model, &options).unwrap_or_else(|e| panic!("{rules}: {e:#}"));
+    let made = until_whole(run, |made| agree(&made.text, &made.text, LEAST_TEXT));
     (made, scratch.report())
 }
 

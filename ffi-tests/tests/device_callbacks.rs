@@ -12,7 +12,7 @@ use std::time::Duration;
 use device::{RULE, berth, blocks, floats, with_berth};
 use ffi_tests::gguf::{Gguf, Type};
 use ffi_tests::hosts::{self, Host};
-use ffi_tests::run::{self, Options};
+use ffi_tests::run::{self, Options, until_whole};
 use ffi_tests::{models, skip, tools};
 use scratch::Scratch;
 
@@ -103,12 +103,13 @@ fn the_importance_matrix_is_the_one_without_berth() {
         let out = scratch.path().join(name);
         let to = out.display().to_string();
         let args = ["-f", TEXT, "-c", "128", "--chunks", "4", "-o", &to];
-        // Now and then the last line is lost.
-        let estimate = std::iter::repeat_with(|| tool(&host, "llama-imatrix", &model, &args, with)).take(5).find_map(|output| {
+        let estimate = || {
+            let output = tool(&host, "llama-imatrix", &model, &args, with);
             let all = output.stdout + &output.stderr;
             all.split_once("Final estimate: PPL = ")?.1.split_whitespace().next()?.parse::<f64>().ok()
-        });
-        (Gguf::open(&out).unwrap_or_else(|e| panic!("{e:#}")), estimate.expect("an estimate of the perplexity"))
+        };
+        let estimate = until_whole(estimate, Option::is_some).expect("an estimate of the perplexity");
+        (Gguf::open(&out).unwrap_or_else(|e| panic!("{e:#}")), estimate)
     };
     let ((stock, stock_ppl), (with, with_ppl)) = (run("stock.gguf", None), run("berth.gguf", Some(&scratch)));
     assert!((with_ppl / stock_ppl - 1.0).abs() < 1e-3, "perplexity {with_ppl}, without Berth {stock_ppl}");

@@ -18,7 +18,7 @@ use ffi_tests::gguf::Type;
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::models::{self, Experts, Spec, Split};
 use ffi_tests::report::Report;
-use ffi_tests::run::{self, Output};
+use ffi_tests::run::{self, Output, until_whole};
 use ffi_tests::{berth_lib, skip, tools};
 use full::full;
 use scratch::Scratch;
@@ -78,8 +78,8 @@ impl Base<'_> {
     }
 
     fn distance(&self, model: &Path, with: Option<&Scratch>) -> Distance {
-        let output =
-            perplexity(self.host, model, &["--kl-divergence".as_ref(), "--kl-divergence-base".as_ref(), self.logits.as_ref()], with);
+        let args: [&OsStr; 3] = ["--kl-divergence".as_ref(), "--kl-divergence-base".as_ref(), self.logits.as_ref()];
+        let output = until_whole(|| perplexity(self.host, model, &args, with), |output| output.stdout.contains("Same top p:"));
         // "Mean    KLD:   0.004602 ±   0.000120", "Same top p: 95.500 ± 0.300 %".
         let numbers = |label: &str| {
             let line = output.stdout.lines().find_map(|l| l.trim_start().strip_prefix(label)?.trim_start().strip_prefix(':'));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ffi_tests::report::{Buffer, Report};
-use ffi_tests::run::{Options, greedy_text};
+use ffi_tests::run::{Generation, Options, agree, greedy_text, until_whole};
 use ffi_tests::{berth_lib, hosts, models};
 
 const RULE: &str = "ffn_(gate|up|down)_exps=CUDA_Host";
@@ -43,7 +43,9 @@ fn run(host: &hosts::Host, model: &Path, dir: &Path, fail: &str) -> Run {
         .env("BERTH_FUSE", "0")
         .env("FAKE_CUDA_LOG", log.to_str().unwrap())
         .env("FAKE_CUDA_FAIL", fail);
-    let made = greedy_text(host, model, &options).unwrap();
+    let made = generate(host, model, &options, || {
+        let _ = std::fs::remove_file(&log);
+    });
     let report = Report::read(&report).unwrap();
     let buffer = report.buffers.into_iter().find(|b| b.asked == "CUDA_Host").unwrap();
     let mut calls = BTreeMap::new();
@@ -54,6 +56,18 @@ fn run(host: &hosts::Host, model: &Path, dir: &Path, fail: &str) -> Run {
     Run { text: made.text, stderr: made.stderr, buffer, calls }
 }
 
+/// Bytes of a text that must be there to compare.
+const LEAST: usize = 5;
+
+/// A text; `again` is called before each try.
+fn generate(host: &Host, model: &Path, options: &Options, again: impl Fn()) -> Generation {
+    let run = || {
+        again();
+        greedy_text(host, model, options).unwrap()
+    };
+    until_whole(run, |made| agree(&made.text, &made.text, LEAST))
+}
+
 #[test]
 fn cuda_host_is_page_locked_or_falls_back_with_the_drivers_own_reason() {
     let Some(host) = hosts::require("sdist-dl") else { return };
@@ -61,7 +75,7 @@ fn cuda_host_is_page_locked_or_falls_back_with_the_drivers_own_reason() {
     let dir = tempfile::tempdir().unwrap();
     fake_driver(dir.path());
 
-    let stock = greedy_text(&host, &model, &Options { tokens: 8, ..Options::default() }).unwrap().text;
+    let stock = generate(&host, &model, &Options { tokens: 8, ..Options::default() }, || ()).text;
     let called = |run: &Run, name: &str| run.calls.get(name).copied().unwrap_or(0);
     let balanced = |run: &Run, what: &str| {
         for (take, give) in [
@@ -74,7 +88,7 @@ fn cuda_host_is_page_locked_or_falls_back_with_the_drivers_own_reason() {
     };
 
     let good = run(&host, &model, dir.path(), "");
-    assert_eq!(good.text, stock);
+    assert!(agree(&good.text, &stock, LEAST), "{:?}, not {stock:?}", good.text);
     assert_eq!((good.buffer.got.as_str(), good.buffer.reason.as_deref(), good.buffer.pinned_bytes), ("pinned", None, good.buffer.bytes));
     assert!(called(&good, "cuMemHostAlloc") >= 1);
     assert!(!good.stderr.contains("asked for CUDA_Host"), "{}", good.stderr);
@@ -91,7 +105,7 @@ fn cuda_host_is_page_locked_or_falls_back_with_the_drivers_own_reason() {
     ] {
         let failed = run(&host, &model, dir.path(), fail);
         let function = fail.split(':').next().unwrap();
-        assert_eq!(failed.text, stock, "{fail}");
+        assert!(agree(&failed.text, &stock, LEAST), "{fail}: {:?}, not {stock:?}", failed.text);
         assert_eq!((failed.buffer.got.as_str(), failed.buffer.pinned_bytes), ("pageable", 0), "{fail}");
         assert_eq!(failed.buffer.reason.as_deref(), Some(reason), "{fail}");
         assert!(failed.buffer.message.as_deref().is_some_and(|m| m.contains(function)), "{fail}: {:?}", failed.buffer.message);

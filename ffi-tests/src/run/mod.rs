@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 pub use server::{Completion, Server};
-pub use text::{Generation, Options, agree, common_prefix, greedy_text};
+pub use text::{Generation, Options, agree, common_prefix, greedy_text, until_whole};
 
 /// The prefixes of variables that change what Berth, ggml or llama.cpp do.
 const PREFIXES: [&str; 3] = ["BERTH_", "GGML_", "LLAMA_"];
