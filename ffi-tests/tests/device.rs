@@ -13,7 +13,7 @@ use common::{Scratch, TYPES, available, berth, experts, splits};
 use ffi_tests::cache::say;
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::report::Report;
-use ffi_tests::run::{self, Generation, Options, greedy_text};
+use ffi_tests::run::{self, Generation, Options, agree, greedy_text, until_whole};
 use ffi_tests::{models, skip};
 
 const HOST: &str = "sdist-dl";
