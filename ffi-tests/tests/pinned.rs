@@ -60,7 +60,7 @@ fn run(host: &hosts::Host, model: &Path, dir: &Path, fail: &str) -> Run {
 const LEAST: usize = 5;
 
 /// A text; `again` is called before each try.
-fn generate(host: &Host, model: &Path, options: &Options, again: impl Fn()) -> Generation {
+fn generate(host: &hosts::Host, model: &Path, options: &Options, again: impl Fn()) -> Generation {
     let run = || {
         again();
         greedy_text(host, model, options).unwrap()
