@@ -212,6 +212,11 @@ enum berth_activation {
 };
 
 /**
+ * Memory in one file, from which pieces are taken. From any number of threads, until it is closed.
+ */
+struct berth_arena;
+
+/**
  * A model on its way into memory. One thread at a time.
  */
 struct berth_loader;
@@ -873,6 +878,47 @@ void berth_string_free(char *string);
  */
 void berth_log_set(berth_log_fn function,
                    void *user);
+
+/**
+ * Opens an arena of `size` bytes (rounded up to 2 MiB) in a new file in `directory`: one for each layer and NUMA part, for example. The
+ * file has no name, is readable by this user alone, has all its space reserved, and is gone when the arena is closed or the process ends,
+ * however it does. `name` is for messages and the report.
+ *
+ * `directory` NULL or "" means no file: every piece is ordinary memory, and nothing is said of it. Where a file was asked for and cannot be
+ * had (the directory is missing, a link, not writable; the disk is full), the arena opens all the same, with ordinary memory; that is logged once and
+ * stands in the report (`berth_report_json`) with its reason. With `BERTH_STRICT=1` it is an error.
+ *
+ * `numa` is the number of a NUMA node, or -1 for none in particular. Ordinary memory then comes from there, as far as it has any. Pages of a file
+ * lie on the node of the thread that first writes to them: fill each part from a thread of its node.
+ *
+ * # Safety
+ * `directory` must be NULL or a string, `name` NULL, which is an error, or a string, `arena` NULL, which is an error, or writable.
+ */
+enum berth_status berth_arena_open(const char *directory,
+                                   const char *name,
+                                   size_t size,
+                                   int numa,
+                                   struct berth_arena **arena);
+
+/**
+ * Takes `size` bytes, zeroed, which take up a multiple of 2 MiB of the arena and begin at one of its file (in memory, at a page). They are freed when the arena is closed.
+ * `file_backed`, unless NULL, gets whether they lie in the file. Pieces for which no space is left are ordinary memory: the first is logged, the sum is in the report.
+ * NULL if `size` is 0 or there is no memory, and with `BERTH_STRICT=1` if they would not lie in the file that was asked for.
+ *
+ * # Safety
+ * `arena` must be NULL, which is an error, or open; `file_backed` NULL or writable.
+ */
+void *berth_arena_alloc(struct berth_arena *arena,
+                        size_t size,
+                        bool *file_backed);
+
+/**
+ * Closes an arena: all its pieces are freed, and the file is gone. NULL is allowed.
+ *
+ * # Safety
+ * `arena` must be NULL, or open and not be used again, nor any of its pieces.
+ */
+void berth_arena_close(struct berth_arena *arena);
 
 /**
  * Opens a model (the first part of a split one) and reads its headers. `rules` may be NULL: then there are none; else they must not be changed

@@ -110,6 +110,13 @@ fn all_examples(id: &str, compiler: &str, memcheck: bool) {
     let bytes = fs::metadata(&file).unwrap().len() - 1;
     assert_eq!(mapped.stdout, format!("{bytes} bytes of {}, in place\n", file.display()));
 
+    let memory = run(&scratch, &dir.join("arena"), None, None, memcheck);
+    assert_eq!(memory.stdout, "0 of 24 experts lie in files\n");
+    let files = scratch.dir("files");
+    let in_files = run(&scratch, &dir.join("arena"), Some(&files), None, memcheck);
+    assert_eq!(in_files.stdout, "24 of 24 experts lie in files\n");
+    assert_eq!(fs::read_dir(&files).unwrap().count(), 0, "a file was left");
+
     let bench = |args: &[&str]| {
         let mut command = peer::plain(dir.join("moe_bench"));
         command.args(args);

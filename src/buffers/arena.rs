@@ -1,6 +1,7 @@
 //! `ARENA`: one shared file per buffer in `BERTH_ARENA_DIR`; pageable, and said so, where that cannot be had.
 
 use std::ffi::CStr;
+use std::sync::Arc;
 
 use super::{BufferType, Placed};
 use crate::config;
@@ -17,15 +18,21 @@ impl BufferType for Arena {
 
     fn attempt(size: usize) -> std::result::Result<Placed, Fallback> {
         let directory = open().map_err(|error| Fallback { reason: Reason::ArenaDirectory, message: error.message })?;
-        let slice = arena::Arena::new(&directory, size).and_then(|arena| arena.slice(size)).map_err(|error| {
-            let reason = if error.status == Status::NoSpace { Reason::ArenaNoSpace } else { Reason::ArenaFailed };
-            Fallback { reason, message: error.message }
-        })?;
-        if directory.in_memory {
-            warn_once_about_memory(&directory);
-        }
+        let slice = file(&directory, size)?.slice(size).map_err(|e| Fallback { reason: Reason::ArenaFailed, message: e.message })?;
         Ok(Placed::as_asked(slice, Place::Arena, Some(directory.path().to_owned())))
     }
+}
+
+/// A file of at least `size` bytes.
+pub(super) fn file(directory: &arena::Directory, size: usize) -> std::result::Result<Arc<arena::Arena>, Fallback> {
+    let arena = arena::Arena::new(directory, size).map_err(|error| {
+        let reason = if error.status == Status::NoSpace { Reason::ArenaNoSpace } else { Reason::ArenaFailed };
+        Fallback { reason, message: error.message }
+    })?;
+    if directory.in_memory {
+        warn_once_about_memory(directory);
+    }
+    Ok(arena)
 }
 
 /// The directory that the settings name.
@@ -39,6 +46,6 @@ fn warn_once_about_memory(directory: &arena::Directory) {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         let path = directory.path().display();
-        log::warning!("{path} is a file system in memory: an arena there takes RAM like ordinary memory; set BERTH_ARENA_DIR to a disk");
+        log::warning!("{path} is a file system in memory: an arena there takes RAM like ordinary memory; choose a directory on a disk");
     });
 }

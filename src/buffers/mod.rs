@@ -1,4 +1,4 @@
-//! Memory regions dressed as ggml buffer types: `CPU_MMAP`, `CUDA_Host`, `ARENA`.
+//! Memory regions dressed as ggml buffer types: `CPU_MMAP`, `CUDA_Host`, `ARENA`; and arenas that an engine fills by itself.
 //!
 //! Owns: what each type allocates and how it falls back, and the contents of a buffer. Must not know: devices, graphs, rules.
 //! All three are host memory in ggml's raw layout, so every backend that reads host memory reads them without a copy.
@@ -6,12 +6,14 @@
 mod arena;
 mod cpu_mmap;
 mod cuda_host;
+mod engine;
 mod tensors;
 mod vtable;
 
 pub use arena::Arena;
 pub use cpu_mmap::CpuMmap;
 pub use cuda_host::CudaHost;
+pub use engine::EngineArena;
 pub use vtable::{buffer_type, from_host_ptr, over_region};
 
 use std::ffi::CStr;

@@ -3,6 +3,7 @@
 //! Owns: argument checks and the last error of each thread. Rules: an output is written only on success; a string that a function returns is
 //! constant, or is freed with `berth_string_free`; every function may be called from any thread.
 
+pub mod arena;
 mod input;
 pub mod loader;
 pub mod moe;

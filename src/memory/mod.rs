@@ -5,6 +5,7 @@
 pub mod arena;
 pub mod fill;
 pub mod mapping;
+pub mod numa;
 pub mod pageable;
 pub mod pinned;
 pub mod system;

@@ -44,6 +44,8 @@ pub enum Reason {
     ArenaFailed,
     /// The model's file could not be mapped.
     MapFailed,
+    /// More was asked of an arena than it was opened for.
+    ArenaFull,
 }
 
 /// Something else was got than was asked.
@@ -103,6 +105,9 @@ pub struct Buffer {
     pub id: u64,
     /// Buffer type that was asked for, as typed in `-ot`.
     pub asked: &'static str,
+    /// Name that an engine gave it; absent for buffers of ggml.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// Where it lies.
     pub got: Place,
     /// Why it is not what was asked; absent if it is.
@@ -248,6 +253,7 @@ pub fn add_buffer(asked: &'static str, got: Place, bytes: usize, file: Option<Pa
         state.live.push(Buffer {
             id: state.last_id,
             asked,
+            name: None,
             got,
             reason: fallback.as_ref().map(|f| f.reason),
             message: fallback.map(|f| f.message),
@@ -276,6 +282,22 @@ pub fn announce(id: Id, usage: Usage) {
     match usage {
         Usage::Tensors => log::info!("{asked}: {bytes} bytes ({}) {place}", human(bytes)),
         Usage::Compute => log::info!("BERTH: compute buffer of {bytes} bytes ({}) {place}", human(bytes)),
+    }
+    changed();
+}
+
+/// Remembers the name that an engine gave.
+pub fn name_buffer(id: Id, name: &str) {
+    if let Some(buffer) = state().as_mut().and_then(|s| s.live.iter_mut().find(|b| b.id == id.0)) {
+        buffer.name = Some(name.to_owned());
+    }
+    changed();
+}
+
+/// Remembers that a buffer has become larger.
+pub fn grow_buffer(id: Id, bytes: usize) {
+    if let Some(buffer) = state().as_mut().and_then(|s| s.live.iter_mut().find(|b| b.id == id.0)) {
+        buffer.bytes = bytes;
     }
     changed();
 }
