@@ -129,7 +129,7 @@ impl Input {
     }
 
     /// Whether at least half of these bytes are in the page cache. The kernel says yes to a user who may not write the file.
-    fn is_cached(&self, offset: u64, len: usize) -> bool {
+    pub(super) fn is_cached(&self, offset: u64, len: usize) -> bool {
         let page = page_size();
         let first = offset / page as u64 * page as u64;
         let bytes = (offset - first) as usize + len;

@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::input::{Input, page_size};
 use super::mapping::{self, Mapped};
@@ -20,6 +20,15 @@ pub struct MappedFile {
     pub input: Input,
     device: (u32, u32),
     inode: u64,
+    released: Mutex<Released>,
+}
+
+/// Bytes that were released one after the other: those between `start` and `end` of the file, the last of them before the address `at`.
+#[derive(Clone, Copy, Default)]
+struct Released {
+    start: u64,
+    end: u64,
+    at: usize,
 }
 
 /// The part of a file that lies behind some bytes of memory.
@@ -85,7 +94,7 @@ fn open(mapped: &Mapped, path: PathBuf, direct: bool) -> Result<MappedFile, NoOr
     if !is_file || identity(&file) != Some((mapped.device, mapped.inode)) {
         return Err(gone(&"there is another file under this name than the one that is mapped"));
     }
-    Ok(MappedFile { input: Input::new(file, &path, direct), device: mapped.device, inode: mapped.inode })
+    Ok(MappedFile { input: Input::new(file, &path, direct), device: mapped.device, inode: mapped.inode, released: Mutex::default() })
 }
 
 /// Device and inode of a file as the kernel shows them in its list of mappings.
@@ -111,15 +120,26 @@ impl Origin {
     /// # Safety
     /// `address` and `len` must be those that this origin was found for, and the mapping must still be there.
     pub unsafe fn release(&self, address: *const u8, len: usize) {
-        let page = page_size();
+        // The page cache holds pages in groups of up to 2 MiB, and gives up none of which a part is kept: so each call starts a little earlier.
+        const GROUP: u64 = 2 << 20;
+        let (page, start, end) = (page_size(), address.addr(), address.addr().saturating_add(len));
+        let first = start / page * page;
+        let mut released = self.file.released.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whether the last release ended in the page that this one starts in, but for a gap that belongs to no tensor.
+        let gap = start.checked_sub(released.at).filter(|_| released.at >= first);
+        let continues = gap.is_some_and(|gap| released.end.checked_add(gap as u64) == Some(self.offset));
         // Pages that hold a byte of somebody else's are left.
-        let skip = address.addr().next_multiple_of(page) - address.addr();
-        let whole = len.saturating_sub(skip) / page * page;
+        let from = if continues { first } else { start.next_multiple_of(page) };
+        let whole = (end / page * page).saturating_sub(from);
         if whole > 0 {
+            let from = address.wrapping_sub(start).wrapping_add(from);
             // SAFETY: whole pages inside of the mapping; see above.
-            unsafe { libc::madvise(address.wrapping_add(skip).cast_mut().cast(), whole, libc::MADV_DONTNEED) };
+            unsafe { libc::madvise(from.cast_mut().cast(), whole, libc::MADV_DONTNEED) };
         }
-        self.file.input.drop_cached(self.offset, len);
+        let begun = if continues { released.start } else { self.offset };
+        *released = Released { start: begun, end: self.offset.saturating_add(len as u64), at: end };
+        let from = begun.max(self.offset.saturating_sub(GROUP));
+        self.file.input.drop_cached(from, (released.end - from) as usize);
     }
 }
 
@@ -228,5 +248,29 @@ mod tests {
             unsafe { origin.release(address, len) };
             assert!(map.bytes() == sample.bytes);
         }
+    }
+
+    #[test]
+    fn tensors_that_follow_each_other_leave_nothing_of_what_they_share() {
+        let sample = Sample::new("follow", 5 << 20);
+        sample.open().sync_all().unwrap();
+        let map = FileMapping::open(&sample.path).unwrap();
+        // As GGUF lays them out: 32 bytes aligned, with padding between.
+        let tensors = [(0, 1_500_001), (1_500_032, 1_234_567), (2_734_624, 2_000_000), (4_734_624, (5 << 20) - 4_734_624)];
+        let mut last = None;
+        assert!(map.bytes() == sample.bytes, "and so all pages are mapped");
+        for (at, len) in tensors {
+            let address = map.bytes()[at..].as_ptr();
+            let origin = behind(address, len, last.as_ref(), true).ok().unwrap();
+            // SAFETY: the mapping is there.
+            unsafe { origin.release(address, len) };
+            last = Some(origin.file);
+        }
+        if crate::memory::system::file_system(&sample.path).is_some_and(|f| f != "tmpfs") {
+            for at in (0..5 << 20).step_by(256 << 10) {
+                assert!(!last.as_ref().unwrap().input.is_cached(at, 256 << 10), "the pages at {at} are still there");
+            }
+        }
+        assert!(map.bytes() == sample.bytes);
     }
 }
