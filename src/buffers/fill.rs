@@ -83,7 +83,7 @@ unsafe fn bring(name: &str, target: &Target<'_>, source: *const u8) -> How {
         NotRead::because(Copied::SwitchedOff, None)
     } else {
         // SAFETY: by the caller's promise.
-        match unsafe { from_file(target, source) } {
+        match unsafe { from_file(target, source, last().clone()) } {
             Ok(direct) => return How::Read { bytes: len as u64, direct },
             Err(why) => why,
         }
@@ -107,9 +107,8 @@ unsafe fn bring(name: &str, target: &Target<'_>, source: *const u8) -> How {
 ///
 /// # Safety
 /// As [`set`].
-unsafe fn from_file(target: &Target<'_>, source: *const u8) -> Result<u64, NotRead> {
+unsafe fn from_file(target: &Target<'_>, source: *const u8, known: Option<Arc<MappedFile>>) -> Result<u64, NotRead> {
     let len = target.len();
-    let known = last().clone();
     let origin = origin::behind(source, len, known.as_ref(), true)?;
     *last() = Some(origin.file.clone());
     let mut progress = progress::Fill::begin(Some(origin.file.input.path()));
@@ -256,18 +255,24 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_copied_from_its_mapping() {
+    fn a_read_that_fails_is_a_reason_to_copy_unless_the_file_is_too_short_by_now() {
         let sample = Sample::new("unreadable", LEN);
         let map = FileMapping::open(&sample.path).unwrap();
-        std::fs::remove_file(&sample.path).unwrap();
-        // Another kind of file under the name that the kernel shows.
-        let mut shown = sample.path.canonicalize().unwrap_or_else(|_| sample.path.clone()).into_os_string();
-        shown.push(" (deleted)");
-        std::fs::create_dir(&shown).unwrap();
-        for (how, got) in bring_to_each(map.bytes().as_ptr(), LEN) {
-            assert!(copied_because(&how, Copied::FileGone, LEN) && got == sample.bytes, "{how:?}");
+        let address = map.bytes().as_ptr();
+        let broken = Arc::new(origin::behind(address, LEN, None, true).ok().unwrap().file.unreadable());
+        let (regions, _dir) = regions();
+        for region in &regions {
+            let target = region.target(33, LEN).unwrap();
+            // SAFETY: the region is this test's.
+            let why = unsafe { from_file(&target, address, Some(broken.clone())) }.err().unwrap();
+            assert!(why.reason == Copied::ReadFailed && why.readable.is_none(), "{:?}", why.message);
+            assert!(why.message.unwrap().contains(sample.path.to_str().unwrap()));
         }
-        std::fs::remove_dir(&shown).unwrap();
+        end();
+        // It is left as it is found: another load tries again.
+        for (how, got) in bring_to_each(address, LEN) {
+            assert!(matches!(how, How::Read { .. }) && got == sample.bytes, "{how:?}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::input::{Input, page_size};
@@ -29,6 +29,16 @@ struct Released {
     start: u64,
     end: u64,
     at: usize,
+}
+
+#[cfg(test)]
+impl MappedFile {
+    /// The same file, of which no byte can be read.
+    pub(crate) fn unreadable(&self) -> MappedFile {
+        let file = OpenOptions::new().write(true).open(self.input.path()).unwrap();
+        let input = Input::new(file, self.input.path(), true);
+        MappedFile { input, device: self.device, inode: self.inode, released: Mutex::default() }
+    }
 }
 
 /// The part of a file that lies behind some bytes of memory.
@@ -68,7 +78,7 @@ pub enum NoOrigin {
 /// Why there is none.
 pub fn behind(address: *const u8, len: usize, last: Option<&Arc<MappedFile>>, direct: bool) -> Result<Origin, NoOrigin> {
     let mapped = mapping::find_all(address, len).ok_or(NoOrigin::Memory)?;
-    let path = mapped.file.clone().ok_or(NoOrigin::Memory)?;
+    let path = mapped.file.clone().filter(|p| !is_memory(p)).ok_or(NoOrigin::Memory)?;
     if mapped.writable || !mapped.shared {
         return Err(NoOrigin::Changeable);
     }
@@ -83,6 +93,13 @@ pub fn behind(address: *const u8, len: usize, last: Option<&Arc<MappedFile>>, di
         return Err(NoOrigin::Truncated { path: file.input.path().to_owned(), size, needed, left });
     }
     Ok(Origin { file, offset: mapped.offset })
+}
+
+/// Whether the kernel shows a path where there is no file: memory that processes share.
+fn is_memory(path: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let shown = path.as_os_str().as_bytes();
+    [&b"/memfd:"[..], b"/SYSV", b"/dev/zero"].iter().any(|prefix| shown.starts_with(prefix))
 }
 
 /// Opens the file of a mapping, if it is still there under its name.
@@ -179,6 +196,8 @@ mod tests {
         let bytes = vec![1u8; 100_000];
         assert_eq!(refused(bytes.as_ptr(), bytes.len()), NoOrigin::Memory);
         assert_eq!(refused(std::ptr::null(), 1), NoOrigin::Memory);
+        assert!(["/memfd:x (deleted)", "/SYSV00000000 (deleted)", "/dev/zero (deleted)"].iter().all(|p| is_memory(Path::new(p))));
+        assert!(!is_memory(Path::new("/dev/shm/model.gguf")));
         // A mapping that ends before the bytes do.
         let (_sample, map) = sample("short");
         assert!(behind(map.bytes().as_ptr(), 1 << 40, None, true).is_err());

@@ -25,18 +25,18 @@ pub(super) struct Writeback {
     on_their_way: Mutex<OnTheirWay>,
 }
 
-/// Written, not yet sent.
+/// Written, not yet sent: so many bytes, all of them in the range.
+#[derive(Default)]
 struct Gathered {
     bytes: usize,
     range: Range<u64>,
 }
 
 impl Gathered {
-    const NONE: Gathered = Gathered { bytes: 0, range: u64::MAX..0 };
-
     fn add(&mut self, start: u64, len: usize) {
+        let end = start.saturating_add(len as u64);
+        self.range = if self.bytes == 0 { start..end } else { self.range.start.min(start)..self.range.end.max(end) };
         self.bytes = self.bytes.saturating_add(len);
-        self.range = self.range.start.min(start)..self.range.end.max(start.saturating_add(len as u64));
     }
 }
 
@@ -59,7 +59,7 @@ impl Writeback {
     }
 
     fn with_window(window: usize) -> Writeback {
-        let (gathered, on_their_way) = (Mutex::new(Gathered::NONE), Mutex::default());
+        let (gathered, on_their_way) = (Mutex::default(), Mutex::default());
         Writeback { step: STEP.min(window / 4).max(1), window, gathered, on_their_way }
     }
 
@@ -68,7 +68,7 @@ impl Writeback {
         let due = {
             let mut gathered = lock(&self.gathered);
             gathered.add(start, len);
-            (gathered.bytes >= self.step).then(|| std::mem::replace(&mut *gathered, Gathered::NONE))
+            (gathered.bytes >= self.step).then(|| std::mem::take(&mut *gathered))
         };
         if let Some(due) = due {
             self.send(file.as_fd(), due);
@@ -79,7 +79,7 @@ impl Writeback {
     pub(super) fn flush(&self, file: impl AsFd) {
         let due = {
             let mut gathered = lock(&self.gathered);
-            (gathered.bytes >= WORTH_A_CALL).then(|| std::mem::replace(&mut *gathered, Gathered::NONE))
+            (gathered.bytes >= WORTH_A_CALL).then(|| std::mem::take(&mut *gathered))
         };
         if let Some(due) = due {
             self.send(file.as_fd(), due);
