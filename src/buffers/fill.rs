@@ -77,13 +77,15 @@ impl From<NoOrigin> for NotRead {
 /// As [`set`].
 unsafe fn bring(name: &str, target: &Target<'_>, source: *const u8) -> How {
     let len = target.len();
+    // Not within the `match`, which would hold the lock to its end.
+    let known = last().clone();
     let why = if len < WORTH_A_LOOK {
         NotRead::because(Copied::Small, None)
     } else if config::get().is_ok_and(|c| c.fill == config::Fill::Copy) {
         NotRead::because(Copied::SwitchedOff, None)
     } else {
         // SAFETY: by the caller's promise.
-        match unsafe { from_file(target, source, last().clone()) } {
+        match unsafe { from_file(target, source, known) } {
             Ok(direct) => return How::Read { bytes: len as u64, direct },
             Err(why) => why,
         }
