@@ -20,8 +20,17 @@ pub const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_P
 const OFFLOAD_MIN_BATCH: u32 = 32;
 
 /// Every variable that Berth reads. All but `BERTH_ISA` are settings below.
-pub const VARIABLES: [&str; 8] =
-    ["BERTH_ARENA_DIR", "BERTH_AUTO", "BERTH_FUSE", "BERTH_ISA", "BERTH_LOG", "BERTH_OFFLOAD_MIN_BATCH", "BERTH_REPORT", "BERTH_STRICT"];
+pub const VARIABLES: [&str; 9] = [
+    "BERTH_ARENA_DIR",
+    "BERTH_AUTO",
+    "BERTH_FILL",
+    "BERTH_FUSE",
+    "BERTH_ISA",
+    "BERTH_LOG",
+    "BERTH_OFFLOAD_MIN_BATCH",
+    "BERTH_REPORT",
+    "BERTH_STRICT",
+];
 
 /// The one of [`VARIABLES`] that was probably meant by a name that is none of them, if one is near.
 pub fn nearest_variable(name: &str) -> Option<&'static str> {
@@ -32,6 +41,15 @@ pub fn nearest_variable(name: &str) -> Option<&'static str> {
     VARIABLES.into_iter().min_by_key(distance).filter(|known| distance(known) <= wanted.chars().count().div_ceil(3))
 }
 
+/// How memory that holds a copy is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// From the file, where that is what the bytes come from.
+    Auto,
+    /// By copying what the host hands over.
+    Copy,
+}
+
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -39,6 +57,8 @@ pub struct Config {
     pub arena_dir: Option<PathBuf>,
     /// Whether `arena_dir` is the default: its missing parents are created, those of a directory that the user named are not.
     pub arena_dir_is_default: bool,
+    /// `BERTH_FILL`: how copies are filled. Default: `auto`.
+    pub fill: Fill,
     /// `BERTH_LOG`: the least severe message that is passed on. Default: `info`.
     pub log: Option<Level>,
     /// `BERTH_STRICT`: a fallback is an error. Default: off.
@@ -60,6 +80,7 @@ impl Default for Config {
         Config {
             arena_dir: None,
             arena_dir_is_default: true,
+            fill: Fill::Auto,
             log: Some(Level::Info),
             strict: false,
             fuse: true,
@@ -91,6 +112,7 @@ impl Config {
         let config = Config {
             arena_dir_is_default: named.is_none(),
             arena_dir: named.or_else(|| default_arena_dir(&get)),
+            fill: get("BERTH_FILL").map_or(Ok(Fill::Auto), |v| parse_fill(&v))?,
             log: get("BERTH_LOG").map_or(Ok(Some(Level::Info)), |v| parse_level(&v))?,
             strict: get("BERTH_STRICT").map_or(Ok(false), |v| parse_switch("BERTH_STRICT", &v))?,
             fuse: get("BERTH_FUSE").map_or(Ok(true), |v| parse_switch("BERTH_FUSE", &v))?,
@@ -129,6 +151,14 @@ fn parse_switch(name: &str, value: &OsStr) -> Result<bool> {
         Some("1" | "on" | "true" | "yes") => Ok(true),
         Some("0" | "off" | "false" | "no") => Ok(false),
         _ => Err(bad(name, value, "1 or 0 (on/off, true/false, yes/no)")),
+    }
+}
+
+fn parse_fill(value: &OsStr) -> Result<Fill> {
+    match value.to_str() {
+        Some("auto") => Ok(Fill::Auto),
+        Some("copy") => Ok(Fill::Copy),
+        _ => Err(bad("BERTH_FILL", value, "auto or copy")),
     }
 }
 
@@ -180,6 +210,8 @@ mod tests {
             ("BERTH_STRICT", "maybe"),
             ("BERTH_STRICT", "2"),
             ("BERTH_FUSE", "fast"),
+            ("BERTH_FILL", "1"),
+            ("BERTH_FILL", "Copy"),
             ("BERTH_AUTO", "-1"),
             ("BERTH_OFFLOAD_MIN_BATCH", "-1"),
             ("BERTH_OFFLOAD_MIN_BATCH", "many"),
@@ -232,6 +264,8 @@ mod tests {
             ("info", Some(Level::Info)),
             ("debug", Some(Level::Debug)),
         ];
+        assert_eq!(from(&[("BERTH_FILL", "auto")]).unwrap().fill, Fill::Auto);
+        assert_eq!(from(&[("BERTH_FILL", "copy")]).unwrap().fill, Fill::Copy);
         for (value, want) in levels {
             assert_eq!(from(&[("BERTH_LOG", value)]).unwrap().log, want);
         }

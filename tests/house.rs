@@ -29,8 +29,9 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 const MAY_BE_UNSAFE: &[&str] = &[
     "abi/",
     "memory/",
-    "buffers/vtable.rs",
+    "buffers/fill.rs",
     "buffers/tensors.rs",
+    "buffers/vtable.rs",
     "backend/",
     "loader/place.rs",
     "capi/",

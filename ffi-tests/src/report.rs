@@ -108,9 +108,37 @@ pub struct Buffer {
     /// The file behind it.
     #[serde(default)]
     pub file: Option<PathBuf>,
+    /// How bytes came into it through Berth.
+    #[serde(default)]
+    pub filled: Filled,
     /// What lies in it.
     #[serde(default)]
     pub tensors: Vec<Tensor>,
+}
+
+/// How bytes came into a buffer. What the host wrote there by itself is not counted.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Filled {
+    /// Bytes read from the file.
+    pub read: u64,
+    /// Those of them read past the page cache.
+    pub direct: u64,
+    /// Bytes copied from memory.
+    pub copied: u64,
+    /// Why, for each reason.
+    pub reasons: Vec<Copied>,
+}
+
+/// What was copied for one reason.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Copied {
+    /// The reason, as a code.
+    pub reason: String,
+    /// How many bytes.
+    pub bytes: u64,
+    /// The same in words, if it is a fault.
+    #[serde(default)]
+    pub message: Option<String>,
 }
 
 /// One tensor.

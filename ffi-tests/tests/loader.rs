@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use ffi_tests::gguf;
 use ffi_tests::models::{self, Spec};
+use ffi_tests::report::Report;
 use support::loading::{experts_are_in, load, peer};
 use support::peer::{plain, succeeds, valgrind};
 use support::scratch::Scratch;
@@ -48,6 +49,25 @@ fn every_row_of_the_decision_table_holds_from_c() {
     if let Some(mut command) = valgrind(&program) {
         ffi_tests::run::clean_env(&mut command);
         succeeds(command);
+    }
+}
+
+#[test]
+fn the_report_says_how_the_copies_were_read() {
+    let scratch = Scratch::new();
+    let program = peer(&scratch, "loader_peer");
+    let report = scratch.path().join("report.json");
+    for fill in ["auto", "copy"] {
+        let env = [("BERTH_REPORT", report.to_str().unwrap()), ("BERTH_FILL", fill)];
+        experts_are_in(&load(&program, &scratch, &small(), &["--rules", "exps=ARENA"], &env), "ARENA", "arena", "rule_host");
+        let report = Report::read(&report).unwrap();
+        let arena: Vec<_> = report.buffers.iter().filter(|b| b.asked == "ARENA").collect();
+        assert!(!arena.is_empty());
+        for buffer in arena {
+            let bytes: u64 = buffer.tensors.iter().map(|t| t.bytes).sum();
+            assert_eq!((buffer.filled.read, buffer.filled.copied), (bytes, 0), "{fill}");
+            assert!(fill == "auto" || buffer.filled.direct == 0, "{fill}: {:?}", buffer.filled);
+        }
     }
 }
 

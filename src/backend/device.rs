@@ -105,6 +105,7 @@ unsafe extern "C" fn init_backend(device: *mut ggml_backend_device, _params: *co
         let (instance, kind) = unsafe { lookup(device) };
         if kind == Kind::CpuMmap {
             // A context is made when a model has been loaded: by now the report is complete.
+            crate::buffers::end_of_load();
             crate::report::loaded();
         }
         instance.look_around();

@@ -7,6 +7,8 @@ mod arena;
 mod cpu_mmap;
 mod cuda_host;
 mod engine;
+mod fill;
+pub mod progress;
 mod tensors;
 mod vtable;
 
@@ -14,6 +16,7 @@ pub use arena::Arena;
 pub use cpu_mmap::CpuMmap;
 pub use cuda_host::CudaHost;
 pub use engine::EngineArena;
+pub use fill::end as end_of_load;
 pub use vtable::{buffer_type, from_host_ptr, over_region};
 
 use std::ffi::CStr;

@@ -5,6 +5,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::fill;
 use crate::abi::{self, Host, ggml_tensor};
 use crate::log;
 use crate::memory::Region;
@@ -73,8 +74,14 @@ impl Contents {
 
     fn written(&self, data: *mut u8, span: Span) {
         if let Some(len) = span.end() {
-            self.region.written(data.addr() - self.region.base().addr() + span.offset, len - span.offset);
+            self.region.written(self.offset_of(data) + span.offset, len - span.offset);
+            self.region.complete();
         }
+    }
+
+    /// Where in the region an address in it is.
+    fn offset_of(&self, data: *mut u8) -> usize {
+        data.addr() - self.region.base().addr()
     }
 
     pub(super) fn memset(&self, tensor: &ggml_tensor, value: u8, span: Span) {
@@ -88,11 +95,12 @@ impl Contents {
         }
     }
 
-    /// Copies pieces from `source`, where they are `source_stride` bytes apart, into the tensor. False if that was refused.
+    /// Brings pieces from `source`, where they are `source_stride` bytes apart, into the tensor: values of a graph by copying, what stays in the
+    /// best way there is. False if that was refused.
     ///
     /// # Safety
     /// `source` must be readable for all pieces.
-    pub(super) unsafe fn set(&self, tensor: &ggml_tensor, source: *const c_void, source_stride: usize, span: Span) -> bool {
+    pub(super) unsafe fn set(&self, tensor: &ggml_tensor, usage: c_int, source: *const c_void, source_stride: usize, span: Span) -> bool {
         if span.is_empty() {
             return true;
         }
@@ -101,12 +109,20 @@ impl Contents {
             return false;
         }
         let Some(data) = self.locate_writable(tensor, span, "set") else { return false };
+        let stays = usage != abi::GGML_BACKEND_BUFFER_USAGE_COMPUTE;
         for i in 0..span.count {
             let from = source.cast::<u8>().wrapping_add(i * source_stride);
+            let at = span.offset + i * span.stride;
             // SAFETY: the piece lies in the region; the caller vouches for the source. They may overlap: a source in the same mapping.
-            unsafe { std::ptr::copy(from, data.add(span.offset + i * span.stride), span.size) };
+            unsafe {
+                if !stays || !fill::set(self.name, self.id, &self.region, self.offset_of(data) + at, from, span.size) {
+                    std::ptr::copy(from, data.add(at), span.size);
+                }
+            }
         }
-        self.written(data, span);
+        if !stays {
+            self.written(data, span);
+        }
         true
     }
 
@@ -134,7 +150,7 @@ impl Contents {
     ///
     /// # Safety
     /// `source` must be a tensor of the host with valid data.
-    pub(super) unsafe fn copy_from(&self, source: &ggml_tensor, target: &ggml_tensor) -> bool {
+    pub(super) unsafe fn copy_from(&self, source: &ggml_tensor, target: &ggml_tensor, usage: c_int) -> bool {
         // SAFETY: a view's source is a tensor that lives at least as long as the view.
         let holder = unsafe { source.view_src.as_ref() }.unwrap_or(source);
         // SAFETY: a buffer that is set is a live buffer of the host.
@@ -144,7 +160,7 @@ impl Contents {
         // SAFETY: the tensor is the host's.
         let bytes = unsafe { (self.host.api.ggml_nbytes)(source) };
         // SAFETY: the source's data is in host memory and that long.
-        unsafe { self.set(target, source.data, 0, Span::one(0, bytes)) }
+        unsafe { self.set(target, usage, source.data, 0, Span::one(0, bytes)) }
     }
 
     pub(super) fn clear(&self, value: u8) {
@@ -155,9 +171,15 @@ impl Contents {
             log::error!("{}: clear refused: the buffer is a read-only mapping", self.name);
             return;
         }
-        // SAFETY: the whole region is writable, and the host lets nobody else use it meanwhile.
-        unsafe { std::ptr::write_bytes(self.region.base(), value, self.region.len()) };
-        self.region.written(0, self.region.len());
+        // In steps, so that the dirty bytes of a file stay bounded.
+        const STEP: usize = 8 << 20;
+        for at in (0..self.region.len()).step_by(STEP) {
+            let len = STEP.min(self.region.len() - at);
+            // SAFETY: the whole region is writable, and the host lets nobody else use it meanwhile.
+            unsafe { std::ptr::write_bytes(self.region.base().add(at), value, len) };
+            self.region.written(at, len);
+        }
+        self.region.complete();
     }
 
     /// Takes note of a tensor that the host puts here, in a buffer of this usage.

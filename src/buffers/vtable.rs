@@ -165,6 +165,8 @@ fn wrap(
 /// Gives the memory back, and reports it.
 fn end(contents: Contents) {
     let id = contents.id;
+    // Whoever frees buffers without ever computing does not say that a load is over.
+    super::end_of_load();
     drop(contents);
     if let Some(id) = id {
         report::remove_buffer(id);
@@ -212,6 +214,15 @@ impl<I> BufferTable<I> {
         unsafe { borrow::<Contents>((*buffer.cast::<ggml_backend_buffer_of<I>>()).context) }
     }
 
+    /// What the host uses the buffer for: `enum ggml_backend_buffer_usage`.
+    ///
+    /// # Safety
+    /// As [`Self::contents`].
+    unsafe fn usage(buffer: *mut ggml_backend_buffer) -> c_int {
+        // SAFETY: by the caller's promise the struct has this layout.
+        unsafe { (*buffer.cast::<ggml_backend_buffer_of<I>>()).usage }
+    }
+
     unsafe extern "C" fn free_buffer(buffer: *mut ggml_backend_buffer) {
         guard("free_buffer", (), || {
             // SAFETY: the host frees a buffer once, and nobody uses it afterwards.
@@ -228,10 +239,8 @@ impl<I> BufferTable<I> {
 
     unsafe extern "C" fn init_tensor(buffer: *mut ggml_backend_buffer, tensor: *mut ggml_tensor) -> c_int {
         guard("init_tensor", GGML_STATUS_SUCCESS, || {
-            // SAFETY: the host passes a live buffer of ours, whose struct has this layout.
-            let usage = unsafe { (*buffer.cast::<ggml_backend_buffer_of<I>>()).usage };
-            // SAFETY: likewise, and the tensor is the host's.
-            unsafe { Self::contents(buffer).place(&*tensor, usage) };
+            // SAFETY: the host passes a live buffer of ours and a tensor of its own.
+            unsafe { Self::contents(buffer).place(&*tensor, Self::usage(buffer)) };
             GGML_STATUS_SUCCESS
         })
     }
@@ -252,7 +261,7 @@ impl<I> BufferTable<I> {
     ) {
         guard("set_tensor", (), || {
             // SAFETY: the host passes a live buffer of ours, a tensor in it, and `size` readable bytes.
-            unsafe { Self::contents(buffer).set(&*tensor, data, 0, Span::one(offset, size)) };
+            unsafe { Self::contents(buffer).set(&*tensor, Self::usage(buffer), data, 0, Span::one(offset, size)) };
         });
     }
 
@@ -280,8 +289,9 @@ impl<I> BufferTable<I> {
         data_stride: usize,
     ) {
         guard("set_tensor_2d", (), || {
+            let span = Span { offset, size, count, stride };
             // SAFETY: as in `set_tensor`, with `count` pieces of `size` bytes, `data_stride` apart.
-            unsafe { Self::contents(buffer).set(&*tensor, data, data_stride, Span { offset, size, count, stride }) };
+            unsafe { Self::contents(buffer).set(&*tensor, Self::usage(buffer), data, data_stride, span) };
         });
     }
 
@@ -304,7 +314,7 @@ impl<I> BufferTable<I> {
     unsafe extern "C" fn cpy_tensor(buffer: *mut ggml_backend_buffer, src: *const ggml_tensor, dst: *mut ggml_tensor) -> bool {
         guard("cpy_tensor", false, || {
             // SAFETY: the host passes a live buffer of ours, a tensor in it, and any other tensor of equal layout.
-            unsafe { Self::contents(buffer).copy_from(&*src, &*dst) }
+            unsafe { Self::contents(buffer).copy_from(&*src, &*dst, Self::usage(buffer)) }
         })
     }
 

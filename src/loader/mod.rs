@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result, Status};
 use crate::gguf::{Header, Model};
-use crate::memory::fill;
 use crate::placement::{self, DecideError, Decision, Facts, Flags, Load, Memory, Rules};
 use crate::report;
 use crate::text::Name;
@@ -142,18 +141,8 @@ impl Loader {
             return Err(Error::invalid("memory must be allocated before it is filled"));
         }
         self.model.check_files()?;
-        let copied = self.tensors.iter().filter(|t| t.is_copied());
-        let pieces: Vec<fill::Piece<'_>> = copied
-            .map(|t| {
-                let part = &self.model.parts()[t.part];
-                fill::Piece { file: part.file(), path: part.path(), offset: t.offset, target: t.data, len: t.bytes }
-            })
-            .collect();
-        place::fill(&pieces, progress)?;
+        place::fill(&self.model, &self.tensors, &self.buffers, progress)?;
         self.model.check_files()?;
-        for buffer in &self.buffers {
-            buffer.filled();
-        }
         self.stage = Stage::Filled;
         Ok(())
     }

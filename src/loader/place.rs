@@ -5,15 +5,17 @@
 use std::collections::BTreeMap;
 
 use super::{Tensor, is_mapped};
-use crate::buffers::{Arena, BufferType, CpuMmap, CudaHost, Placed};
+use crate::buffers::{Arena, BufferType, CpuMmap, CudaHost, Placed, end_of_load, progress};
 use crate::config;
 use crate::error::{Error, Result, Status};
-use crate::gguf::Model;
+use crate::gguf::{Model, Part};
 use crate::memory::fill::{self, Piece};
+use crate::memory::input::Input;
 use crate::memory::mapping::FileMapping;
+use crate::memory::target::Target as Bytes;
 use crate::memory::{ALIGNMENT, Region, pageable::Pageable, round_up};
 use crate::placement::{Decision, Load, Memory, Target, after_failure};
-use crate::report::{self, Fallback, Place, Reason};
+use crate::report::{self, Fallback, Place, Reason, filled::How};
 
 /// Memory that tensors of one place share.
 pub struct Buffer {
@@ -48,11 +50,11 @@ impl Buffer {
         self.mapping.is_none()
     }
 
-    /// Tells that the bytes are complete, so that a file-backed buffer starts to write them back.
-    pub(super) fn filled(&self) {
-        if self.memory == Memory::Arena {
-            self.region.written(0, self.region.len());
-        }
+    /// `len` bytes at an address in it, to be filled.
+    fn target(&self, data: *mut u8, len: usize) -> Result<Bytes<'_>> {
+        let offset = data.addr().checked_sub(self.region.base().addr());
+        let target = offset.and_then(|offset| self.region.target(offset, len));
+        target.ok_or_else(|| Error::new(Status::Internal, "a tensor that is not inside of its buffer"))
     }
 }
 
@@ -246,10 +248,38 @@ fn map(
     Ok(())
 }
 
-/// Reads all pieces.
-pub(super) fn fill(pieces: &[Piece<'_>], progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+/// Reads the bytes of every tensor that was copied out of its file.
+pub(super) fn fill(model: &Model, tensors: &[Box<Tensor>], buffers: &[Buffer], progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+    let direct = config::get()?.fill == config::Fill::Auto;
+    let open = |part: &Part| -> Result<Input> {
+        let again = |e: std::io::Error| Error::os(format_args!("open {} again", part.path().display()), &e);
+        Ok(Input::new(part.file().try_clone().map_err(again)?, part.path(), direct))
+    };
+    let inputs = model.parts().iter().map(open).collect::<Result<Vec<_>>>()?;
+    let copied: Vec<(&Tensor, &Buffer)> =
+        tensors.iter().filter(|t| t.is_copied()).filter_map(|t| Some((&**t, buffers.get(t.buffer?)?))).collect();
+    let pieces = copied
+        .iter()
+        .map(|(t, buffer)| Ok(Piece { input: &inputs[t.part], offset: t.offset, target: buffer.target(t.data, t.bytes)? }))
+        .collect::<Result<Vec<_>>>()?;
+    let mut said = progress::Fill::begin(inputs.first().map(Input::path));
     // SAFETY: each piece is a tensor's own part of a buffer that this loader allocated, is writable, and is handed out to read only.
-    unsafe { fill::fill(pieces, progress) }
+    let done = unsafe {
+        fill::fill(&pieces, &mut |done, total| {
+            said.at(done);
+            progress(done, total)
+        })
+    }?;
+    for ((tensor, buffer), done) in copied.iter().zip(done) {
+        if direct {
+            // Two copies must not stay in memory.
+            inputs[tensor.part].drop_cached(tensor.offset, tensor.bytes);
+        }
+        report::filled(buffer.id, How::Read { bytes: done.bytes, direct: done.direct });
+    }
+    end_of_load();
+    report::changed();
+    Ok(())
 }
 
 /// The name of a target in the report.

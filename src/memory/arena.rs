@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::writeback::Writeback;
 use super::{HUGE_PAGE, round_up, system};
 use crate::error::{Error, Result, Status};
 
@@ -157,11 +158,12 @@ pub struct Arena {
     base: *mut u8,
     capacity: usize,
     used: AtomicUsize,
+    writeback: Writeback,
 }
 
 // SAFETY: the mapping belongs to no thread, and slices never overlap.
 unsafe impl Send for Arena {}
-// SAFETY: `used` is atomic; all else is constant.
+// SAFETY: `used` is atomic and `writeback` locks; all else is constant.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -188,7 +190,7 @@ impl Arena {
         // Experts are read in an order that no read-ahead guesses. Advice only.
         // SAFETY: exactly the mapping just made.
         unsafe { libc::madvise(base, capacity, libc::MADV_RANDOM) };
-        Ok(Arc::new(Arena { fd, base: base.cast(), capacity, used: AtomicUsize::new(0) }))
+        Ok(Arc::new(Arena { fd, base: base.cast(), capacity, used: AtomicUsize::new(0), writeback: Writeback::new() }))
     }
 
     /// The next `len` bytes, on a 2 MiB boundary of the file.
@@ -270,16 +272,39 @@ impl Slice {
         self.len == 0
     }
 
-    /// Starts to write `len` bytes at `offset` to the file, so that dirty pages do not pile up. Small pieces are left to the kernel.
-    pub fn start_writeback(&self, offset: usize, len: usize) {
-        const WORTH_A_CALL: usize = 1 << 20;
-        if len < WORTH_A_CALL {
-            return;
+    /// Writes `len` bytes of `source` at `offset` to the file, and so to the memory, without a page fault for either.
+    ///
+    /// # Errors
+    /// What the kernel says; a part of the bytes may then be written.
+    ///
+    /// # Safety
+    /// `offset + len` must be at most [`Slice::len`], those bytes used by nobody else meanwhile, and those of `source` readable.
+    pub(super) unsafe fn write(&self, offset: usize, source: *const u8, len: usize) -> std::io::Result<()> {
+        let mut done = 0;
+        while done < len {
+            let at = libc::off_t::try_from(self.offset + offset + done).map_err(std::io::Error::other)?;
+            // SAFETY: the descriptor is open; by the caller's promise the source is readable and the place in the file this slice's.
+            let written = unsafe { libc::pwrite(self.arena.fd.as_raw_fd(), source.add(done).cast(), len - done, at) };
+            match usize::try_from(written) {
+                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Ok(n) => done += n,
+                Err(_) => match std::io::Error::last_os_error() {
+                    e if e.kind() == std::io::ErrorKind::Interrupted => {}
+                    e => return Err(e),
+                },
+            }
         }
-        let (start, len) = ((self.offset + offset) as i64, len as i64);
-        // Advice only: the kernel writes the pages back sooner or later anyway.
-        // SAFETY: the descriptor is open.
-        unsafe { libc::sync_file_range(self.arena.fd.as_raw_fd(), start, len, libc::SYNC_FILE_RANGE_WRITE) };
+        Ok(())
+    }
+
+    /// Tells that `len` bytes at `offset` were written, and waits while too many are dirty.
+    pub fn written(&self, offset: usize, len: usize) {
+        self.arena.writeback.written(&self.arena.fd, (self.offset + offset) as u64, len);
+    }
+
+    /// Starts to write to the disk what was written, unless it is little.
+    pub fn flush(&self) {
+        self.arena.writeback.flush(&self.arena.fd);
     }
 }
 
@@ -316,7 +341,8 @@ mod tests {
         for (i, s) in slices.iter().enumerate() {
             // SAFETY: the slice owns these bytes.
             unsafe { std::ptr::write_bytes(s.base(), i as u8 + 1, s.len()) };
-            s.start_writeback(0, s.len());
+            s.written(0, s.len());
+            s.flush();
         }
         for (i, s) in slices.iter().enumerate() {
             // SAFETY: the slice owns these bytes and nobody writes them now.

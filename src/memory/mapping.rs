@@ -54,12 +54,26 @@ impl FileMapping {
 pub struct Mapped {
     /// Whether it may be written.
     pub writable: bool,
+    /// Whether its pages are the file's own (`MAP_SHARED`); pages of a private one may have been changed.
+    pub shared: bool,
     /// File it maps, if any.
     pub file: Option<PathBuf>,
     /// Offset in the file of the address asked for, in bytes.
     pub offset: u64,
+    /// Device of the file as the kernel numbers it here, which is not what `stat` says on every file system (btrfs, overlayfs).
+    pub device: (u32, u32),
     /// Inode of the file, 0 if there is none.
     pub inode: u64,
+    /// Bytes from the address asked for to the end of the mapping.
+    pub left: u64,
+}
+
+impl Mapped {
+    /// Whether both are of one file, in one way, and `next` goes on where this one ends.
+    fn continues_in(&self, next: &Mapped) -> bool {
+        let kind = |m: &Mapped| (m.writable, m.shared, m.device, m.inode);
+        kind(self) == kind(next) && self.file == next.file && (next.offset == self.offset + self.left || self.file.is_none())
+    }
 }
 
 /// The mapping that contains `address`, from `/proc/self/maps`. `None` if there is none, or no such file.
@@ -67,26 +81,44 @@ pub fn find(address: *const u8) -> Option<Mapped> {
     find_in(&std::fs::read(Path::new("/proc/self/maps")).ok()?, address.addr() as u64)
 }
 
+/// The same for `len` bytes. The kernel may have split what was mapped at once (`mlock` does): neighbours that go on in the same file are one.
+pub fn find_all(address: *const u8, len: usize) -> Option<Mapped> {
+    find_all_in(&std::fs::read(Path::new("/proc/self/maps")).ok()?, address.addr() as u64, len as u64)
+}
+
+fn find_all_in(maps: &[u8], address: u64, len: u64) -> Option<Mapped> {
+    let mut found = find_in(maps, address)?;
+    while found.left < len {
+        let next = find_in(maps, address.checked_add(found.left)?).filter(|next| found.continues_in(next))?;
+        found.left += next.left;
+    }
+    Some(found)
+}
+
 fn find_in(maps: &[u8], address: u64) -> Option<Mapped> {
     maps.split(|b| *b == b'\n').find_map(|line| {
         // start-end perms offset dev inode   path, the path alone may contain spaces.
         let mut fields = line.splitn(6, |b| *b == b' ');
         let mut field = || std::str::from_utf8(fields.next()?).ok();
-        let (range, perms, offset, _device, inode) = (field()?, field()?, field()?, field()?, field()?);
+        let (range, perms, offset, device, inode) = (field()?, field()?, field()?, field()?, field()?);
         let (start, end) = range.split_once('-')?;
         let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
         if !(start..end).contains(&address) {
             return None;
         }
+        let (major, minor) = device.split_once(':')?;
         let path = fields.next().unwrap_or(b"").trim_ascii_start();
         Some(Mapped {
             writable: perms.as_bytes().get(1) == Some(&b'w'),
+            shared: perms.as_bytes().get(3) == Some(&b's'),
             file: path.starts_with(b"/").then(|| {
                 use std::os::unix::ffi::OsStrExt;
                 PathBuf::from(std::ffi::OsStr::from_bytes(path))
             }),
             offset: u64::from_str_radix(offset, 16).ok()? + (address - start),
+            device: (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
             inode: inode.parse().ok()?,
+            left: end - address,
         })
     })
 }
@@ -130,7 +162,18 @@ mod tests {
         assert_eq!(find_in(b"", 5), None);
         assert_eq!(find_in(b"garbage\n1-z rw-p 0 0:0 0\n-\n", 5), None);
         let line = b"1000-3000 r--s 00002000 fe:00 77                         /a b\n";
-        let want = Mapped { writable: false, file: Some("/a b".into()), offset: 0x2010, inode: 77 };
+        let want =
+            Mapped { writable: false, shared: true, file: Some("/a b".into()), offset: 0x2010, device: (0xfe, 0), inode: 77, left: 0x1ff0 };
         assert_eq!(find_in(line, 0x1010), Some(want));
+    }
+
+    #[test]
+    fn neighbours_are_one_only_where_the_file_goes_on() {
+        let maps = b"1000-2000 r--s 00000000 fe:00 77 /a\n2000-4000 r--s 00001000 fe:00 77 /a\n\
+                     4000-5000 r--s 00009000 fe:00 77 /a\n6000-7000 r--s 0000a000 fe:00 77 /a\n7000-8000 r--s 0000b000 fe:00 78 /b\n";
+        assert_eq!(find_all_in(maps, 0x1800, 0x2800).map(|m| (m.offset, m.left)), Some((0x800, 0x2800)));
+        for (start, len) in [(0x1800, 0x2801), (0x4000, 0x1001), (0x6000, 0x1001), (0x9000, 1), (0x1000, u64::MAX)] {
+            assert_eq!(find_all_in(maps, start, len), None, "{start:#x} {len:#x}");
+        }
     }
 }

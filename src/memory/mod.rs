@@ -4,11 +4,17 @@
 
 pub mod arena;
 pub mod fill;
+pub mod input;
 pub mod mapping;
 pub mod numa;
+pub mod origin;
 pub mod pageable;
 pub mod pinned;
 pub mod system;
+pub mod target;
+#[cfg(test)]
+pub(crate) mod testing;
+mod writeback;
 
 use crate::error::{Error, Result, Status};
 
@@ -29,7 +35,7 @@ pub fn round_up(n: usize, step: usize) -> Result<usize> {
 }
 
 /// What keeps the bytes of a [`Region`] alive.
-#[expect(dead_code, reason = "owners are held to be dropped")]
+#[expect(dead_code, reason = "most owners are held to be dropped")]
 enum Owner {
     /// Nothing to keep: no bytes.
     Empty,
@@ -96,10 +102,28 @@ impl Region {
         if end <= self.len { Some(self.base.wrapping_add(offset)) } else { None }
     }
 
-    /// Tells that `len` bytes at `offset` were written, so that a file-backed region can start to write them back.
+    /// `len` bytes at `offset` as the target of a fill; `None` if they are not all in this region, or may not be written.
+    pub fn target(&self, offset: usize, len: usize) -> Option<target::Target<'_>> {
+        if !self.writable || offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return None;
+        }
+        Some(match &self.owner {
+            Owner::Arena(slice) => target::Target::slice(slice, offset, len),
+            _ => target::Target::memory(self.base.wrapping_add(offset), len),
+        })
+    }
+
+    /// Tells that `len` bytes at `offset` were stored, so that a file-backed region can write them back.
     pub fn written(&self, offset: usize, len: usize) {
         if let Owner::Arena(slice) = &self.owner {
-            slice.start_writeback(offset, len);
+            slice.written(offset, len);
+        }
+    }
+
+    /// Tells that no more will be stored for now.
+    pub fn complete(&self) {
+        if let Owner::Arena(slice) = &self.owner {
+            slice.flush();
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Owns: the records, their JSON, and the file named by `BERTH_REPORT`. Must not know: ggml, how memory is got.
 
 pub mod blocks;
+pub mod filled;
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::OpenOptions;
@@ -124,6 +125,8 @@ pub struct Buffer {
     pub live: bool,
     /// What for.
     pub usage: Usage,
+    /// How bytes came into it.
+    pub filled: filled::Filled,
     /// Weights in it.
     pub tensors: Vec<Tensor>,
 }
@@ -262,6 +265,7 @@ pub fn add_buffer(asked: &'static str, got: Place, bytes: usize, file: Option<Pa
             file,
             live: true,
             usage: Usage::Tensors,
+            filled: filled::Filled::default(),
             tensors: Vec::new(),
         });
         Id(state.last_id)
@@ -308,6 +312,15 @@ pub fn add_tensor(id: Id, tensor: Tensor) {
     let buffers = guard.iter_mut().flat_map(|s| &mut s.live);
     if let Some(buffer) = buffers.rev().find(|b| b.id == id.0) {
         buffer.tensors.push(tensor);
+    }
+}
+
+/// Remembers how bytes came into a buffer. The report's file is not written for it: a load has many of these.
+pub fn filled(id: Id, how: filled::How) {
+    let mut guard = state();
+    let buffers = guard.iter_mut().flat_map(|s| &mut s.live);
+    if let Some(buffer) = buffers.rev().find(|b| b.id == id.0) {
+        buffer.filled.add(how);
     }
 }
 
@@ -407,7 +420,7 @@ pub fn replace_file(path: &Path, content: &[u8]) -> Result<()> {
 }
 
 /// A byte count for people, in binary units.
-fn human(bytes: usize) -> String {
+pub fn human(bytes: usize) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (mut value, mut unit) = (bytes as f64, 0);
     while value >= 1024.0 && unit + 1 < UNITS.len() {

@@ -1,0 +1,233 @@
+//! How more than 1 GiB of experts get into memory of their own while stock llama.cpp loads them: read from the model's file, not through page
+//! faults; the file's pages do not stay beside the copy; and less memory than the experts need is enough.
+
+#[path = "support/cgroup.rs"]
+mod cgroup;
+#[path = "support/scratch.rs"]
+mod scratch;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use cgroup::Cgroup;
+use ffi_tests::gguf::Type;
+use ffi_tests::hosts::{self, Host};
+use ffi_tests::models::{self, Spec};
+use ffi_tests::report::{Filled, Report};
+use ffi_tests::run::{self, Options, Server};
+use ffi_tests::{berth_lib, cache, skip};
+use scratch::Scratch;
+
+/// 1.2 GiB of experts in a format that the stock CPU backend does not repack on x86-64.
+const SPEC: Spec = Spec {
+    layers: 6,
+    embd: 1024,
+    ff: 1024,
+    experts: 64,
+    used: 4,
+    ty: Type::Q8_0,
+    family: models::Family::Qwen3Moe,
+    vocab: 512,
+    down: None,
+    dense: Type::Q8_0,
+    seed: 2,
+};
+
+/// What one server showed.
+struct Seen {
+    tokens: Vec<i64>,
+    /// Page faults for which the kernel had to ask a file system.
+    major: u64,
+    /// How the experts came into their buffers.
+    filled: Vec<Filled>,
+    /// Bytes of the model that lie in the server's mapping of it.
+    mapped: u64,
+    /// Bytes of the model that the page cache holds, if there is a tool that tells.
+    cached: Option<u64>,
+    log: String,
+}
+
+#[test]
+fn experts_of_a_mapped_model_are_read_from_its_file_with_few_page_faults() {
+    let Some(host) = hosts::require("sdist-dl") else { return };
+    let _one = one_at_a_time();
+    let experts = SPEC.expert_bytes().unwrap();
+    let stock = stock(&host);
+    for ty in ["ARENA", "CUDA_Host"] {
+        let dropped = drop_caches();
+        let seen = start(&host, Some(ty), &[]);
+        assert_eq!(seen.tokens, *stock, "{ty}");
+        let (read, copied) = sum(&seen.filled);
+        assert_eq!((read, copied), (experts, 0), "{ty}: {:?}", seen.filled);
+        let line = seen.log.lines().find(|l| l.contains("berth: filled: ")).unwrap_or_else(|| panic!("no line about it:\n{}", seen.log));
+        cache::say(&format!("{ty}: {}, {} major faults", line.split_once("berth: ").unwrap().1, seen.major));
+        // The page cache holds pages in groups of up to 2 MiB: what the experts share with others may stay.
+        let rest = fs::metadata(model()).unwrap().len() - experts;
+        for bytes in [Some(seen.mapped), seen.cached].into_iter().flatten() {
+            assert!(bytes < rest + experts / 10, "{ty}: {bytes} bytes of the model are still in memory beside the copy");
+        }
+        if dropped {
+            assert!(seen.major < experts >> 20, "{ty}: {} major faults for {experts} bytes", seen.major);
+        } else {
+            skip::skipped("page faults of a cold load", "the page cache cannot be dropped here");
+        }
+    }
+}
+
+/// Without a mapping the host reads the file straight into host memory. Berth has nothing to do, and says so.
+#[test]
+fn experts_of_a_model_that_is_not_mapped_are_read_by_the_host() {
+    let Some(host) = hosts::require("sdist-dl") else { return };
+    let _one = one_at_a_time();
+    let stock = stock(&host);
+    for ty in ["ARENA", "CUDA_Host"] {
+        let seen = start(&host, Some(ty), &["--load-mode", "none"]);
+        assert_eq!(seen.tokens, *stock, "{ty}");
+        assert_eq!(sum(&seen.filled), (0, 0), "{ty}: {:?}", seen.filled);
+        cache::say(&format!("{ty} without a mapping: {} major faults", seen.major));
+    }
+}
+
+#[test]
+fn switched_off_the_experts_are_copied_and_the_report_says_why() {
+    let Some(host) = hosts::require("sdist-dl") else { return };
+    let _one = one_at_a_time();
+    let scratch = Scratch::new();
+    let spec = Spec { embd: 512, ff: 512, experts: 16, ..SPEC };
+    let model = models::random(&spec).unwrap_or_else(|e| panic!("{e:#}"));
+    let complete = |fill: &str| {
+        let options = berth_options(&scratch, "ARENA").env("BERTH_FILL", fill);
+        let server = Server::start(&host, &model, &options).unwrap_or_else(|e| panic!("{e:#}"));
+        let tokens = server.complete("Once upon a time", 8).unwrap_or_else(|e| panic!("{e:#}")).tokens;
+        (tokens, filled(&scratch, "ARENA"))
+    };
+    let (on, off) = (complete("auto"), complete("copy"));
+    assert_eq!(on.0, off.0);
+    let experts = spec.expert_bytes().unwrap();
+    assert_eq!((sum(&on.1), sum(&off.1)), ((experts, 0), (0, experts)));
+    let reasons: Vec<_> = off.1.iter().flat_map(|f| &f.reasons).map(|r| (r.reason.as_str(), r.bytes, r.message.is_none())).collect();
+    assert_eq!(reasons, [("switched_off", experts, true)]);
+}
+
+#[test]
+fn an_arena_of_three_times_the_memory_limit_is_filled() {
+    let Some(host) = hosts::require("sdist-dl") else { return };
+    let _one = one_at_a_time();
+    let experts = SPEC.expert_bytes().unwrap();
+    let limit = experts / 3;
+    let load = |ty: &str| -> Result<_, String> {
+        let (cgroup, scratch) = (Cgroup::new("fill", limit)?, Scratch::new());
+        let mut command = host.command("llama-completion");
+        command.arg("-m").arg(model()).args(["-p", "Once", "-n", "2", "--temp", "0", "-no-cnv", "-t", "2", "-c", "256", "-lv", "4"]);
+        command.args(["--no-repack", "-ot", &format!("exps={ty}")]).env("GGML_BACKEND_PATH", berth_lib().unwrap());
+        command.env("BERTH_ARENA_DIR", scratch.dir("arena")).env("BERTH_REPORT", scratch.path().join("report.json"));
+        command.env("BERTH_FUSE", "0").env("OMP_WAIT_POLICY", "passive");
+        // What is cached already counts for whoever read it.
+        drop_caches();
+        let output = run::run(cgroup.wrap(command), Duration::from_secs(300)).unwrap();
+        let report = Report::read(&scratch.path().join("report.json")).unwrap_or_else(|e| panic!("{e:#}\n{}", output.stderr));
+        Ok((output, report, cgroup.most().unwrap(), cgroup.killed().unwrap_or(0)))
+    };
+    let (output, report, most, killed) = match load("ARENA") {
+        Ok(loaded) => loaded,
+        Err(why) => return skip::skipped("an arena larger than the memory limit", &why),
+    };
+    let output = output.checked("llama-completion in a cgroup").unwrap_or_else(|e| panic!("{killed} killed for memory: {e:#}"));
+    let filled: Vec<Filled> = report.buffers.iter().filter(|b| b.asked == "ARENA").map(|b| b.filled.clone()).collect();
+    let line = output.stderr.lines().find_map(|l| l.split_once("berth: filled: ")).map_or("?", |(_, l)| l);
+    let direct: u64 = filled.iter().map(|f| f.direct).sum();
+    let sizes = format!("{} MiB of experts with a limit of {} MiB, {} MiB used", experts >> 20, limit >> 20, most >> 20);
+    cache::say(&format!("{sizes}: {line}, {} MiB of them past the page cache", direct >> 20));
+    assert_eq!((sum(&filled), killed), ((experts, 0), 0), "{filled:?}");
+    assert!(most <= limit, "{most} bytes were used");
+
+    // The control: the limit is one. Anonymous memory does not fit.
+    let (output, report, _, killed) = load("CUDA_Host").unwrap();
+    if report.buffers.iter().any(|b| b.got == "pageable") {
+        assert!(!output.success() && killed > 0, "{experts} anonymous bytes fit into {limit}");
+    }
+}
+
+fn sum(filled: &[Filled]) -> (u64, u64) {
+    filled.iter().fold((0, 0), |(read, copied), f| (read + f.read, copied + f.copied))
+}
+
+/// One load at a time: they share a disk, a page cache and two cores.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn model() -> PathBuf {
+    models::random(&SPEC).unwrap_or_else(|e| panic!("{e:#}"))
+}
+
+fn stock(host: &Host) -> &'static Vec<i64> {
+    static STOCK: OnceLock<Vec<i64>> = OnceLock::new();
+    STOCK.get_or_init(|| start(host, None, &[]).tokens)
+}
+
+fn options() -> Options {
+    // `-lv 4` shows the lines about fills. The host's own kernels run, so that tokens are those without Berth.
+    Options { context: 256, ..Options::default() }.arg(&["-lv", "4"]).env("BERTH_FUSE", "0")
+}
+
+fn berth_options(scratch: &Scratch, ty: &str) -> Options {
+    let path = |p: PathBuf| p.to_str().unwrap().to_owned();
+    let options = options().with_berth(&berth_lib().unwrap(), &format!("exps={ty}"));
+    options.env("BERTH_ARENA_DIR", path(scratch.dir("arena"))).env("BERTH_REPORT", path(scratch.path().join("report.json")))
+}
+
+fn filled(scratch: &Scratch, ty: &str) -> Vec<Filled> {
+    let report = Report::read(&scratch.path().join("report.json")).unwrap();
+    report.asked(ty).map(|b| b.filled.clone()).collect()
+}
+
+fn start(host: &Host, ty: Option<&str>, args: &[&str]) -> Seen {
+    let (scratch, model) = (Scratch::new(), model());
+    let options = ty.map_or_else(options, |ty| berth_options(&scratch, ty)).arg(args);
+    let server = Server::start(host, &model, &options).unwrap_or_else(|e| panic!("{e:#}"));
+    // Before a token is computed: those are faults of another kind.
+    let major = major_faults(&server);
+    let (mapped, cached) = (mapped(&server, &model), cached(&model));
+    let tokens = server.complete("Once upon a time", 8).unwrap_or_else(|e| panic!("{e:#}")).tokens;
+    let filled = ty.map_or_else(Vec::new, |ty| filled(&scratch, ty));
+    Seen { tokens, major, filled, mapped, cached, log: server.stop().unwrap_or_else(|e| panic!("{e:#}")) }
+}
+
+/// Of all threads of the server so far.
+fn major_faults(server: &Server) -> u64 {
+    let stat = fs::read_to_string(server.proc("stat")).unwrap();
+    // Fields are counted behind the name, which is in parentheses and may hold spaces: state is the third, majflt the twelfth.
+    let fields = stat.rsplit_once(')').unwrap().1;
+    fields.split_whitespace().nth(9).unwrap().parse().unwrap()
+}
+
+/// Whether nothing is cached now.
+fn drop_caches() -> bool {
+    let synced = Command::new("sync").status().is_ok_and(|s| s.success());
+    synced && fs::write("/proc/sys/vm/drop_caches", "3").is_ok()
+}
+
+/// Bytes of the file that are in memory by the server's mappings of it.
+fn mapped(server: &Server, model: &Path) -> u64 {
+    let text = fs::read_to_string(server.proc("smaps")).unwrap();
+    let (mut inside, mut kib) = (false, 0);
+    for line in text.lines() {
+        // A mapping begins with its addresses: "7f12-7f34 r--s ...".
+        if line.split(' ').next().is_some_and(|word| word.contains('-')) {
+            inside = line.ends_with(model.to_str().unwrap());
+        } else if let Some(rss) = line.strip_prefix("Rss:").filter(|_| inside) {
+            kib += rss.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+        }
+    }
+    kib << 10
+}
+
+fn cached(model: &Path) -> Option<u64> {
+    let output = Command::new("fincore").args(["-b", "-n", "-o", "RES"]).arg(model).output().ok()?;
+    String::from_utf8_lossy(&output.stdout).trim().parse().ok()
+}
