@@ -299,17 +299,17 @@ fn fill_32(x: &[f32; 256], fold: Fold, out: &mut Act32) {
         }
         *scale_of_run = scale(most.into_iter().fold(0, u32::max));
     }
-    for ((q, run), (_, inverse)) in out.q.as_chunks_mut::<32>().0.iter_mut().zip(runs).zip(scales) {
-        for (q, x) in q.iter_mut().zip(run) {
-            *q = code(*x, inverse);
-        }
-    }
     out.fold = [0; 16];
-    for (i, (q, (d, inverse))) in out.q.as_chunks_mut::<32>().0.iter_mut().zip(scales).enumerate() {
-        if inverse == 0.0 {
-            q.fill(0);
+    for (i, (q, run)) in out.q.as_chunks_mut::<32>().0.iter_mut().zip(runs).enumerate() {
+        let (d, inverse) = scales[i];
+        let keep = if inverse == 0.0 { 0 } else { -1 };
+        let mut sums = [0i32; 16];
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let (low, high) = (code(run[i], inverse) & keep, code(run[i + 16], inverse) & keep);
+            (q[i], q[i + 16]) = (low, high);
+            *sum = i32::from(low) + i32::from(high);
         }
-        let sum = sum(q);
+        let sum: i32 = sums.into_iter().sum();
         out.d[i] = d;
         out.s[i] = d * sum as f32;
         out.fold[i] = -offset * sum;
