@@ -152,7 +152,7 @@ enum berth_memory {
      */
     BERTH_MEMORY_ARENA = 4,
     /**
-     * Copied into ordinary memory in another order, by the CPU backend.
+     * Copied into ordinary memory in another order, by llama.cpp's CPU backend. Only `berth_decide` says so; a loader keeps the file's order.
      */
     BERTH_MEMORY_REPACKED = 5,
     /**
@@ -329,7 +329,8 @@ struct berth_load {
      */
     bool no_host;
     /**
-     * Whether the CPU backend may interleave weights: 0 no, 1 as with AVX2, 2 as with AVX-512.
+     * Whether llama.cpp's CPU backend may interleave weights: 0 no, 1 as with AVX2, 2 as with AVX-512. `berth_decide` tells then which ones it
+     * would; in a loader, which does not interleave, anything but 0 is an error.
      */
     uint8_t repack;
     /**
@@ -876,7 +877,8 @@ void berth_log_set(berth_log_fn function,
 
 /**
  * Opens a model (the first part of a split one) and reads its headers. `rules` may be NULL: then there are none; else they must not be changed
- * while the loader lives, and their matches are counted. `load` may be NULL: then as `berth_load_init` says. Free with `berth_loader_free`.
+ * while the loader lives, and their matches are counted. `load` may be NULL: then as `berth_load_init` says; its `repack` must be 0, since every
+ * tensor keeps the order of the file. Free with `berth_loader_free`.
  *
  * # Safety
  * `path` must be NULL, which is an error, or NUL-terminated; `rules` NULL or valid; `load` NULL or valid with all it points at; `loader` NULL,

@@ -187,6 +187,17 @@ static int try_flags(const char *model, struct berth_load load) {
         expect(made(model, rules, &load, embd, LAZY, "CPU", BERTH_MEMORY_MAPPED, -1, "lazy"), "a tensor that is read lazily");
         expect(made(model, rules, &load, embd, 0, "CPU_MMAP", ruled, 1, "rule_host"), "a tensor that may not be read lazily");
     }
+
+    /* What is handed out is in the file's order, so no loader is to be had that calls it another. */
+    load.mmap = true;
+    load.lazy = 0;
+    for (load.repack = 0; load.repack <= 3; load.repack++) {
+        loader = NULL;
+        enum berth_status opened = berth_loader_open(model, NULL, &load, &loader);
+        bool fine = load.repack == 0 ? opened == BERTH_STATUS_OK && loader : opened == BERTH_STATUS_INVALID_ARGUMENT && !loader;
+        expect(fine && (!load.repack || strstr(berth_last_error(), "repack")), "a loader that would have to interleave");
+        berth_loader_free(loader);
+    }
     berth_rules_free(rules);
     printf("%d checks, %d failed\n", checks, faults);
     return faults != 0;

@@ -113,7 +113,8 @@ impl Loader {
 }
 
 /// Opens a model (the first part of a split one) and reads its headers. `rules` may be NULL: then there are none; else they must not be changed
-/// while the loader lives, and their matches are counted. `load` may be NULL: then as `berth_load_init` says. Free with `berth_loader_free`.
+/// while the loader lives, and their matches are counted. `load` may be NULL: then as `berth_load_init` says; its `repack` must be 0, since every
+/// tensor keeps the order of the file. Free with `berth_loader_free`.
 ///
 /// # Safety
 /// `path` must be NULL, which is an error, or NUL-terminated; `rules` NULL or valid; `load` NULL or valid with all it points at; `loader` NULL,

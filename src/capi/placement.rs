@@ -25,7 +25,7 @@ pub enum Memory {
     Pinned = 3,
     /// Copied into a file of Berth.
     Arena = 4,
-    /// Copied into ordinary memory in another order, by the CPU backend.
+    /// Copied into ordinary memory in another order, by llama.cpp's CPU backend. Only `berth_decide` says so; a loader keeps the file's order.
     Repacked = 5,
     /// Copied to a device.
     Device = 6,
@@ -129,7 +129,8 @@ pub struct LoadDesc {
     pub mmap: bool,
     /// `--no-host`: a device's host buffer type is not considered.
     pub no_host: bool,
-    /// Whether the CPU backend may interleave weights: 0 no, 1 as with AVX2, 2 as with AVX-512.
+    /// Whether llama.cpp's CPU backend may interleave weights: 0 no, 1 as with AVX2, 2 as with AVX-512. `berth_decide` tells then which ones it
+    /// would; in a loader, which does not interleave, anything but 0 is an error.
     pub repack: u8,
     /// `--lazy-mode`: 0 auto, 1 off, 2 on.
     pub lazy: u8,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result, Status};
 use crate::gguf::{Header, Model};
 use crate::memory::fill;
-use crate::placement::{self, DecideError, Decision, Facts, Flags, Load, Memory, Rules};
+use crate::placement::{self, DecideError, Decision, Facts, Flags, Load, Memory, Repack, Rules};
 use crate::report;
 use crate::text::Name;
 
@@ -49,8 +49,12 @@ impl Loader {
     /// model's metadata.
     ///
     /// # Errors
-    /// [`Status::Io`] or [`Status::BadFile`], naming file, offset and fault.
+    /// [`Status::Io`] or [`Status::BadFile`], naming file, offset and fault; [`Status::InvalidArgument`] if neither `load` nor the model says which
+    /// layers go to devices, or if `load` lets weights be interleaved: this loader hands out the file's order, and must not call it another.
     pub fn open(path: &Path, rules: Arc<Rules>, load: Load) -> Result<Loader> {
+        if load.repack != Repack::Off {
+            return Err(Error::invalid("a loader keeps every tensor in the file's order: repack must be 0 (berth_decide alone takes it)"));
+        }
         let model = Model::open(path)?;
         let load = with_model(load, model.header());
         Ok(Loader { model, rules, load, stage: Stage::Creating, tensors: Vec::new(), by_name: HashMap::new(), buffers: Vec::new() })
