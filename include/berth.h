@@ -793,7 +793,7 @@ struct berth_rule {
      */
     const char *target;
     /**
-     * How many tensors this rule has decided so far.
+     * How many tensors this rule has decided so far: every successful `berth_decide`, and in a loader every tensor of it, once.
      */
     uint64_t matches;
 };
@@ -1065,7 +1065,7 @@ enum berth_status berth_glu(const struct berth_glu_desc *desc,
 enum berth_status berth_load_init(struct berth_load *load);
 
 /**
- * Decides where one tensor goes, and counts a match for the rule that wins. `rules` may be NULL: then there are none.
+ * Decides where one tensor goes, and, if that succeeds, counts a match for the rule that wins. `rules` may be NULL: then there are none.
  *
  * # Safety
  * `tensor`, `load` and `decision` must be NULL, which is an error, or point at structs whose `struct_size` is set and whose pointers are

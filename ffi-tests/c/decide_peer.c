@@ -219,8 +219,27 @@ static void bad_rules(void) {
     expect(berth_rules_parse(NULL, "a=CPU") == BERTH_STATUS_INVALID_ARGUMENT, "parse into NULL");
 }
 
+
+/* Only what was decided counts. */
+static void matches(void) {
+    struct berth_rules *rules = NULL;
+    struct berth_rule rule = {.struct_size = sizeof rule};
+    struct berth_load load = circumstances(CPU_ONLY, true);
+    struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = EXPERT, .ne = {256, 64, 8, 1}, .ggml_type = 12};
+    struct berth_decision decision = {.struct_size = 3};
+    expect(berth_rules_new(NULL, 0, &rules) == BERTH_STATUS_OK && berth_rules_parse(rules, "exps=ARENA") == BERTH_STATUS_OK, "one rule");
+    expect(berth_decide(&tensor, rules, &load, NULL) == BERTH_STATUS_INVALID_ARGUMENT, "no place for the decision");
+    expect(berth_decide(&tensor, rules, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "a bad place for the decision");
+    expect(berth_rules_get(rules, 0, &rule) == BERTH_STATUS_OK && rule.matches == 0, "no match is counted");
+    decision.struct_size = sizeof decision;
+    expect(berth_decide(&tensor, rules, &load, &decision) == BERTH_STATUS_OK, "a decision");
+    expect(berth_decide(&tensor, rules, &load, &decision) == BERTH_STATUS_OK, "and a second one");
+    expect(berth_rules_get(rules, 0, &rule) == BERTH_STATUS_OK && rule.matches == 2, "are two matches");
+    berth_rules_free(rules);
+}
 int main(void) {
     table();
+    matches();
     thresholds();
     bad_input();
     bad_rules();

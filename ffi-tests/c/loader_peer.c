@@ -137,6 +137,13 @@ static bool refused(struct berth_loader *loader, const char *name, uint32_t flag
     return berth_create_tensor(loader, name, flags, &t) == status && t == &none && berth_loader_tensor_count(loader) == before;
 }
 
+/* Whether the first two rules have decided so many tensors. */
+static bool counts(const struct berth_rules *rules, uint64_t first, uint64_t second) {
+    struct berth_rule one = {.struct_size = sizeof one}, two = one;
+    return berth_rules_get(rules, 0, &one) == BERTH_STATUS_OK && berth_rules_get(rules, 1, &two) == BERTH_STATUS_OK && one.matches == first &&
+           two.matches == second;
+}
+
 /* Every flag of berth_create_tensor, alone and with others. */
 static int try_flags(const char *model, struct berth_load load) {
     enum { OPTIONAL = BERTH_TENSOR_NOT_REQUIRED, TWICE = BERTH_TENSOR_DUPLICATED, SKIP = BERTH_TENSOR_SKIP, LAZY = BERTH_TENSOR_READ_LAZY };
@@ -200,6 +207,28 @@ static int try_flags(const char *model, struct berth_load load) {
         expect(berth_loader_alloc(loader) == (allocated ? BERTH_STATUS_INVALID_ARGUMENT : BERTH_STATUS_OK), "memory is allocated once");
     }
     berth_loader_free(loader);
+
+    /* A rule counts the tensors it decided: each once, and neither what is refused nor what is not made. */
+    struct berth_rules *counting = NULL;
+    check(berth_rules_new(NULL, 0, &counting), "berth_rules_new");
+    check(berth_rules_parse(counting, "exps=ARENA,embd=CPU"), "berth_rules_parse");
+    loader = fresh(model, counting, &load);
+    expect(berth_create_tensor(loader, up, 0, &first) == BERTH_STATUS_OK && first, "a tensor that a rule decides");
+    expect(counts(counting, 1, 0), "is one match");
+    expect(refused(loader, up, 0, BERTH_STATUS_INVALID_ARGUMENT) && refused(loader, up, OPTIONAL, BERTH_STATUS_INVALID_ARGUMENT), "refused uses");
+    expect(berth_create_tensor(loader, embd, 0, NULL) == BERTH_STATUS_INVALID_ARGUMENT, "nowhere to write to");
+    for (int i = 0; i < 2; i++) {
+        expect(berth_create_tensor(loader, up, TWICE, &second) == BERTH_STATUS_OK && second == first, "further uses");
+        expect(berth_create_tensor(loader, "blk.1.ffn_up_exps.weight", SKIP, &second) == BERTH_STATUS_OK && !second, "skipped");
+    }
+    expect(counts(counting, 1, 0), "are no matches");
+    expect(berth_create_tensor(loader, "blk.1.ffn_up_exps.weight", TWICE, &second) == BERTH_STATUS_OK && second, "a first use as a second one");
+    expect(counts(counting, 2, 0), "is a match");
+    expect(berth_loader_alloc(loader) == BERTH_STATUS_OK && refused(loader, embd, 0, BERTH_STATUS_INVALID_ARGUMENT), "too late");
+    expect(berth_loader_fill(loader, NULL, NULL) == BERTH_STATUS_OK && counts(counting, 2, 0), "is no match, nor is what comes after");
+    berth_loader_free(loader);
+    berth_rules_free(counting);
+
     /* Lazy: never, when it is large (this one is not), always; then no rule is asked, and it is mapped whatever the load mode. */
     for (int mapped = 0; mapped < 2; mapped++) {
         load.mmap = mapped;

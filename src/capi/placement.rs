@@ -275,7 +275,7 @@ pub(super) fn reason_texts(reason: Reason) -> (*const c_char, *const c_char) {
     all.iter().find(|(r, ..)| *r == reason).map_or((c"".as_ptr(), c"".as_ptr()), |(_, code, sentence)| (code.as_ptr(), sentence.as_ptr()))
 }
 
-/// Decides where one tensor goes, and counts a match for the rule that wins. `rules` may be NULL: then there are none.
+/// Decides where one tensor goes, and, if that succeeds, counts a match for the rule that wins. `rules` may be NULL: then there are none.
 ///
 /// # Safety
 /// `tensor`, `load` and `decision` must be NULL, which is an error, or point at structs whose `struct_size` is set and whose pointers are
@@ -318,7 +318,9 @@ pub unsafe extern "C" fn berth_decide(
             offload_expert_hint: offload.and_then(|o| o.expert_hint).unwrap_or(0),
         };
         // SAFETY: the caller vouches for `decision`.
-        unsafe { input::put(decision, value) }
+        unsafe { input::put(decision, value) }?;
+        made.count(rules);
+        Ok(())
     })
 }
 

@@ -77,7 +77,7 @@ impl Loader {
 
     /// Decides where the tensor `name` goes and remembers that it is wanted. `None` if it is not made: it is missing and not required, or
     /// skipped. With [`Flags::duplicated`] a second use of a tensor in the same place is the same tensor. The result is its index in
-    /// [`Loader::tensors`].
+    /// [`Loader::tensors`]. The rule that won counts a match for every tensor that is new there.
     ///
     /// # Errors
     /// [`Status::NotFound`] if it is required and missing; [`Status::InvalidArgument`] if it was created before, or after
@@ -98,6 +98,7 @@ impl Loader {
             return Err(Error::invalid(format!("tensor {} was created before; a second use is asked for as duplicated", Name(name))));
         }
         let tensor = Tensor::new(found, decision)?;
+        tensor.decision.count(&self.rules);
         let index = self.tensors.len();
         self.by_name.entry(name.to_owned()).or_default().push(index);
         self.tensors.push(Box::new(tensor));
