@@ -271,11 +271,12 @@ typedef void (*berth_log_fn)(int level, const char *line, void *user);
  */
 struct berth_device {
     /**
-     * Name of its buffer type, for example "CUDA0".
+     * Name of its buffer type, for example "CUDA0". As in `berth_rules_new`; that of another device, `CPU`, or one of Berth's is an error, in
+     * whatever case of letters.
      */
     const char *name;
     /**
-     * Name of its page-locked host buffer type, for example "CUDA_Host"; NULL if it has none.
+     * Name of its page-locked host buffer type, for example "CUDA_Host"; NULL if it has none, and not empty.
      */
     const char *host_type;
     /**

@@ -397,10 +397,49 @@ static void matches(void) {
     expect(berth_rules_get(rules, 0, &rule) == BERTH_STATUS_OK && rule.matches == 2, "are two matches");
     berth_rules_free(rules);
 }
+
+/* Whether a tensor without rules is refused in these circumstances, with these words. */
+static bool refused(const struct berth_load *load, const char *says) {
+    struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = EXPERT, .ne = {256, 64, 8, 1}, .ggml_type = 12};
+    struct berth_decision decision = {.struct_size = sizeof decision};
+    return berth_decide(&tensor, NULL, load, &decision) == BERTH_STATUS_INVALID_ARGUMENT && strstr(berth_last_error(), says);
+}
+
+/* Devices that no load has, and layers that are not known. */
+static void bad_devices(void) {
+    struct berth_device devices[2] = {cuda, {"CUDA1", NULL, 1.0f}};
+    struct berth_load load = circumstances(GPU_ALL, true);
+    load.devices = devices;
+    load.n_devices = 2;
+    static const struct {
+        const char *name, *says;
+    } names[] = {
+        {"", "empty"},           {"a=b", "'='"},           {"a\x1b", "control"},        {"CPU", "host memory"},    {"cpu", "host memory"},
+        {"ARENA", "host memory"}, {"CPU_MMAP", "host memory"}, {"CUDA_Host", "host memory"}, {"CUDA0", "named twice"}, {"cuda0", "named twice"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        devices[1].name = names[i].name;
+        expect(refused(&load, names[i].says), names[i].says);
+    }
+    devices[1].name = "CUDA1";
+    static const struct {
+        const char *host_type, *says;
+    } hosts[] = {{"", "host type of a device is empty"}, {"a=b,\x1b", "'='"}, {"x\x1b", "control"}, {"ARENA", "page-locked"}};
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
+        devices[1].host_type = hosts[i].host_type;
+        expect(refused(&load, hosts[i].says), hosts[i].says);
+    }
+    devices[1].host_type = "CUDA_Host";
+    struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = EXPERT, .ne = {256, 64, 8, 1}, .ggml_type = 12};
+    struct berth_decision decision = {.struct_size = sizeof decision};
+    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_OK, "two good devices");
+}
+
 int main(void) {
     table();
     circumstances_table();
     matches();
+    bad_devices();
     thresholds();
     bad_input();
     bad_rules();

@@ -97,9 +97,10 @@ unsafe impl input::Versioned for TensorDesc {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DeviceDesc {
-    /// Name of its buffer type, for example "CUDA0".
+    /// Name of its buffer type, for example "CUDA0". As in `berth_rules_new`; that of another device, `CPU`, or one of Berth's is an error, in
+    /// whatever case of letters.
     pub name: *const c_char,
-    /// Name of its page-locked host buffer type, for example "CUDA_Host"; NULL if it has none.
+    /// Name of its page-locked host buffer type, for example "CUDA_Host"; NULL if it has none, and not empty.
     pub host_type: *const c_char,
     /// Its share of the layers: free memory, or what `--tensor-split` says. Finite and not negative.
     pub share: f32,
@@ -170,7 +171,6 @@ impl LoadDesc {
                 let host = if d.host_type.is_null() { None } else { Some(input::text(d.host_type, "a device's host type")?) };
                 (input::text(d.name, "a device's name")?, host)
             };
-            placement::Targets::check_device(name).map_err(Error::invalid)?;
             if !(d.share.is_finite() && d.share >= 0.0) {
                 return Err(Error::invalid(format!("struct berth_device: share is {}; it must be finite and not negative", d.share)));
             }
@@ -179,9 +179,12 @@ impl LoadDesc {
         let choice = |value: u8, what: &str, most: u8| {
             if value <= most { Ok(value) } else { Err(Error::invalid(format!("{what} is {value}; 0 to {most} are known"))) }
         };
+        let devices = devices.iter().map(device).collect::<Result<Vec<_>>>()?;
+        let names = devices.iter().map(|d| (&*d.name, d.host_type.as_deref()));
+        placement::Targets::check_devices(names).map_err(|e| Error::invalid(format!("struct berth_device: {e}")))?;
         Ok(placement::Load {
             mmap: self.mmap,
-            devices: devices.iter().map(device).collect::<Result<Vec<_>>>()?,
+            devices,
             gpu_layers: u32::try_from(self.gpu_layers).ok(),
             layers: self.layers,
             repack: [Repack::Off, Repack::Avx2, Repack::Avx512][usize::from(choice(self.repack, "repack", 2)?)],
