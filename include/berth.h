@@ -306,7 +306,7 @@ struct berth_load {
      */
     int32_t gpu_layers;
     /**
-     * Layers of the model; 0 in a loader: as the model says.
+     * Layers of the model; 0 in a loader: as the model says. With devices, 0 is an error, unless `gpu_layers` is 0.
      */
     uint32_t layers;
     /**

@@ -433,6 +433,17 @@ static void bad_devices(void) {
     struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = EXPERT, .ne = {256, 64, 8, 1}, .ggml_type = 12};
     struct berth_decision decision = {.struct_size = sizeof decision};
     expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_OK, "two good devices");
+
+    /* berth_load_init leaves 0 layers; which of them are on a device is then not known. */
+    load.layers = 0;
+    expect(refused(&load, "set layers"), "devices, and no layers");
+    load.gpu_layers = 1;
+    expect(refused(&load, "set layers"), "one layer on devices, and no layers");
+    load.gpu_layers = 0;
+    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_OK && strcmp(decision.target, "CPU") == 0, "no layer on devices");
+    load = circumstances(CPU_ONLY, true);
+    load.layers = 0;
+    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_OK, "no layers, and no devices");
 }
 
 int main(void) {

@@ -118,7 +118,7 @@ pub struct LoadDesc {
     pub n_devices: usize,
     /// How many layers, counted from the last, and the output behind them go to devices (`-ngl`); -1: all.
     pub gpu_layers: i32,
-    /// Layers of the model; 0 in a loader: as the model says.
+    /// Layers of the model; 0 in a loader: as the model says. With devices, 0 is an error, unless `gpu_layers` is 0.
     pub layers: u32,
     /// Experts per layer; 0 in a loader: as the model says.
     pub experts: u32,
@@ -293,6 +293,7 @@ pub unsafe extern "C" fn berth_decide(
     status("berth_decide", || {
         // SAFETY: the caller vouches for the structs and what they point at.
         let (desc, load) = unsafe { (input::get(tensor)?, input::get(load)?.to_load()?) };
+        load.check_layers().map_err(|e| Error::invalid(format!("struct berth_load: {e}")))?;
         // SAFETY: likewise.
         let (name, rules) = unsafe { (input::text(desc.name, "the tensor's name")?, rules.as_ref()) };
         let none = placement::Rules::new(placement::Targets::new(load.devices.iter().map(|d| &*d.name)));

@@ -57,6 +57,7 @@ impl Loader {
         }
         let model = Model::open(path)?;
         let load = with_model(load, model.header());
+        load.check_layers().map_err(|e| Error::invalid(format!("the model does not say how many layers it has: {e}")))?;
         Ok(Loader { model, rules, load, stage: Stage::Creating, tensors: Vec::new(), by_name: HashMap::new(), buffers: Vec::new() })
     }
 
@@ -218,4 +219,33 @@ impl From<DecideError> for Error {
 /// Whether a decision keeps the bytes in the file's mapping.
 fn is_mapped(decision: &Decision) -> bool {
     decision.memory == Some(Memory::Mapped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::testing::File;
+    use crate::placement::{Device, Targets};
+
+    #[test]
+    fn layers_that_neither_the_load_nor_the_model_tells_are_an_error_with_devices() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = |name: &str, file: File| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, file.tensor("blk.0.attn_q.weight", &[32], 0).bytes()).unwrap();
+            path
+        };
+        let silent = model("silent.gguf", File::new(3).str("general.architecture", "x"));
+        let telling = model("telling.gguf", File::new(3).str("general.architecture", "x").u32("x.block_count", 2));
+        let on = |layers, gpu_layers| Load { devices: vec![Device::new("CUDA0", None, 1.0)], layers, gpu_layers, ..Load::default() };
+        let open = |path: &Path, load: Load| Loader::open(path, Arc::new(Rules::new(Targets::new(["CUDA0"]))), load).map(|_| ());
+        for load in [on(0, None), on(0, Some(1))] {
+            let error = open(&silent, load.clone()).unwrap_err();
+            assert!(error.status == Status::InvalidArgument && error.message.contains("set layers"), "{error}");
+            open(&telling, load).unwrap();
+        }
+        for load in [on(4, None), on(0, Some(0)), Load::default()] {
+            open(&silent, load).unwrap();
+        }
+    }
 }
