@@ -216,6 +216,25 @@ fn a_file_that_changes_while_it_is_open_is_an_error_that_names_it() {
 }
 
 #[test]
+fn a_file_that_is_cut_in_the_middle_of_a_fill_is_the_same_error_as_before_and_after() {
+    let scratch = Scratch::new();
+    let program = support::loading::peer(&scratch, "loader_peer");
+    let model = scratch.path().join("cut.gguf");
+    let mut writer = Writer::new("qwen3moe");
+    writer.tensor("blk.0.ffn_up_exps.weight", Type::F32, &[1 << 20, 64]).unwrap();
+    for how in ["cut", "write"] {
+        writer.write_sparse(&model, 0).unwrap_or_else(|e| panic!("{e:#}"));
+        fs::File::options().write(true).open(&model).unwrap().set_modified(std::time::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
+        let mut command = plain(&program);
+        command.arg(&model).args(["--no-mmap", "--spoil", how, "--spoil-during"]);
+        let output = ffi_tests::run::run(command, Duration::from_secs(60)).unwrap();
+        assert_eq!(output.status.and_then(|s| s.code()), Some(1), "{}", output.stdout);
+        let said = if how == "cut" { "became shorter while it was open" } else { "was written to while it was open" };
+        assert!(output.stdout.contains("ERROR berth_loader_fill: 12 ") && output.stdout.contains(said), "{}", output.stdout);
+    }
+}
+
+#[test]
 fn ggml_buffers_hold_their_tensors_those_without_bytes_too() {
     let Some(host) = hosts::require("sdist-dl") else { return };
     let scratch = Scratch::new();

@@ -222,8 +222,8 @@ pub unsafe extern "C" fn berth_loader_tensor(loader: *const Loader, index: usize
 
 /// Gets memory for every tensor: one buffer per place. Where page-locked memory or an arena cannot be had, the tensors stay in the file's mapping
 /// if the file is mapped, and get ordinary memory if it is not (as a backend in llama.cpp, which cannot give a mapping instead, Berth always
-/// takes ordinary memory); with `BERTH_STRICT=1` that is an error. A file that was cut or written to since it was opened is an error that names
-/// it. After an error nothing is allocated, and it may be tried again.
+/// takes ordinary memory); with `BERTH_STRICT=1` that is an error. A file that was cut or written to since it was opened is
+/// `BERTH_STATUS_BAD_FILE`, and named. After an error nothing is allocated, and it may be tried again.
 ///
 /// # Safety
 /// `loader` must be NULL, which is an error, or valid.
@@ -241,8 +241,8 @@ pub unsafe extern "C" fn berth_loader_alloc(loader: *mut Loader) -> Status {
 pub type ProgressFn = Option<unsafe extern "C" fn(done: u64, total: u64, user: *mut c_void) -> bool>;
 
 /// Reads the bytes of every tensor that does not stay in the mapping. `progress` may be NULL; it is called on this thread, after every 8 MiB or
-/// 100 ms and at the end. After a cancel or an error this may be called again. A file that was cut or written to since it was opened is an
-/// error that names it.
+/// 100 ms and at the end. After a cancel or an error this may be called again. A file that was cut or written to since it was opened,
+/// or while it is read, is `BERTH_STATUS_BAD_FILE`, and named.
 ///
 /// # Safety
 /// `loader` must be NULL, which is an error, or valid; `progress` NULL or callable with `user`.

@@ -142,7 +142,7 @@ impl Loader {
     /// returning false; then, or after an error, this may be called again.
     ///
     /// # Errors
-    /// [`Status::Cancelled`]; [`Status::Io`] or [`Status::BadFile`], naming the file, if it has shrunk, was written to or cannot be read.
+    /// [`Status::Cancelled`]; naming the file, [`Status::BadFile`] if it has shrunk or was written to, [`Status::Io`] if it cannot be read.
     pub fn fill(&mut self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         if self.stage == Stage::Creating {
             return Err(Error::invalid("memory must be allocated before it is filled"));
@@ -155,8 +155,12 @@ impl Loader {
                 fill::Piece { file: part.file(), path: part.path(), offset: t.offset, target: t.data, len: t.bytes }
             })
             .collect();
-        place::fill(&pieces, progress)?;
-        self.model.check_files()?;
+        let read = place::fill(&pieces, progress);
+        // A file that was cut is the same error whether a read ran into its end or all were done before.
+        if !read.as_ref().is_err_and(|e| e.status == Status::Cancelled) {
+            self.model.check_files()?;
+        }
+        read?;
         for buffer in &self.buffers {
             buffer.filled();
         }
