@@ -424,7 +424,7 @@ static void bad_devices(void) {
     devices[1].name = "CUDA1";
     static const struct {
         const char *host_type, *says;
-    } hosts[] = {{"", "host type of a device is empty"}, {"a=b,\x1b", "'='"}, {"x\x1b", "control"}, {"ARENA", "page-locked"}};
+    } hosts[] = {{"", "host type of a device is empty"}, {"a=b", "'='"}, {"a=b,\x1b", "control"}, {"ARENA", "page-locked"}};
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
         devices[1].host_type = hosts[i].host_type;
         expect(refused(&load, hosts[i].says), hosts[i].says);

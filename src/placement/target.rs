@@ -143,7 +143,9 @@ impl Targets {
 fn check_name(name: &str, what: &str) -> Result<(), String> {
     const ENDS_A_TARGET: [char; 3] = [',', ';', '='];
     let shown = name.chars().take(80).collect::<String>();
-    match name.chars().find(|c| ENDS_A_TARGET.contains(c) || is_loud(*c)) {
+    // What a terminal would obey first: a name that has it is only shown escaped.
+    let fault = name.chars().find(|c| is_loud(*c)).or_else(|| name.chars().find(|c| ENDS_A_TARGET.contains(c)));
+    match fault {
         _ if name.is_empty() => Err(format!("{what} is empty")),
         Some(c) if is_loud(c) => Err(format!("{what} contains a control character: '{}'", shown.escape_debug())),
         Some(c) => Err(format!("{what} contains '{c}', so no rule can name it: '{shown}'")),
@@ -197,7 +199,7 @@ mod tests {
         }
         assert_eq!(check(&[("CUDA0", None), ("Cuda0", None)]), Err("'Cuda0' is named twice".into()));
         for (host, said) in
-            [("", "the host type of a device is empty"), ("a=b", "'='"), ("x\u{1b}", "control"), ("ARENA", "no page-locked")]
+            [("", "the host type of a device is empty"), ("a=b", "'='"), ("a=b,\u{1b}", "b,\\u{1b}'"), ("ARENA", "no page-locked")]
         {
             assert!(check(&[("CUDA0", Some(host))]).is_err_and(|e| e.contains(said)), "{host:?}");
         }
