@@ -152,7 +152,7 @@ enum berth_memory {
      */
     BERTH_MEMORY_ARENA = 4,
     /**
-     * Copied into ordinary memory in another order, by the CPU backend.
+     * Copied into ordinary memory in another order, by llama.cpp's CPU backend. Only `berth_decide` says so; a loader keeps the file's order.
      */
     BERTH_MEMORY_REPACKED = 5,
     /**
@@ -276,11 +276,12 @@ typedef void (*berth_log_fn)(int level, const char *line, void *user);
  */
 struct berth_device {
     /**
-     * Name of its buffer type, for example "CUDA0".
+     * Name of its buffer type, for example "CUDA0". As in `berth_rules_new`; that of another device, `CPU`, or one of Berth's is an error, in
+     * whatever case of letters.
      */
     const char *name;
     /**
-     * Name of its page-locked host buffer type, for example "CUDA_Host"; NULL if it has none.
+     * Name of its page-locked host buffer type, for example "CUDA_Host"; NULL if it has none, and not empty.
      */
     const char *host_type;
     /**
@@ -310,7 +311,7 @@ struct berth_load {
      */
     int32_t gpu_layers;
     /**
-     * Layers of the model; 0 in a loader: as the model says.
+     * Layers of the model; 0 in a loader: as the model says. With devices, 0 is an error, unless `gpu_layers` is 0.
      */
     uint32_t layers;
     /**
@@ -334,7 +335,8 @@ struct berth_load {
      */
     bool no_host;
     /**
-     * Whether the CPU backend may interleave weights: 0 no, 1 as with AVX2, 2 as with AVX-512.
+     * Whether llama.cpp's CPU backend may interleave weights: 0 no, 1 as with AVX2, 2 as with AVX-512. `berth_decide` tells then which ones it
+     * would; in a loader, which does not interleave, anything but 0 is an error.
      */
     uint8_t repack;
     /**
@@ -797,7 +799,7 @@ struct berth_rule {
      */
     const char *target;
     /**
-     * How many tensors this rule has decided so far.
+     * How many tensors this rule has decided so far: every successful `berth_decide`, and in a loader every tensor of it, once.
      */
     uint64_t matches;
 };
@@ -922,7 +924,8 @@ void berth_arena_close(struct berth_arena *arena);
 
 /**
  * Opens a model (the first part of a split one) and reads its headers. `rules` may be NULL: then there are none; else they must not be changed
- * while the loader lives, and their matches are counted. `load` may be NULL: then as `berth_load_init` says. Free with `berth_loader_free`.
+ * while the loader lives, and their matches are counted. `load` may be NULL: then as `berth_load_init` says; its `repack` must be 0, since every
+ * tensor keeps the order of the file. Free with `berth_loader_free`.
  *
  * # Safety
  * `path` must be NULL, which is an error, or NUL-terminated; `rules` NULL or valid; `load` NULL or valid with all it points at; `loader` NULL,
@@ -982,8 +985,8 @@ const struct berth_tensor *berth_loader_tensor(const struct berth_loader *loader
 /**
  * Gets memory for every tensor: one buffer per place. Where page-locked memory or an arena cannot be had, the tensors stay in the file's mapping
  * if the file is mapped, and get ordinary memory if it is not (as a backend in llama.cpp, which cannot give a mapping instead, Berth always
- * takes ordinary memory); with `BERTH_STRICT=1` that is an error. A file that was cut or written to since it was opened is an error that names
- * it. After an error nothing is allocated, and it may be tried again.
+ * takes ordinary memory); with `BERTH_STRICT=1` that is an error. A file that was cut or written to since it was opened is
+ * `BERTH_STATUS_BAD_FILE`, and named. After an error nothing is allocated, and it may be tried again.
  *
  * # Safety
  * `loader` must be NULL, which is an error, or valid.
@@ -992,8 +995,8 @@ enum berth_status berth_loader_alloc(struct berth_loader *loader);
 
 /**
  * Reads the bytes of every tensor that does not stay in the mapping. `progress` may be NULL; it is called on this thread, after every 8 MiB or
- * 100 ms and at the end. After a cancel or an error this may be called again. A file that was cut or written to since it was opened is an
- * error that names it.
+ * 100 ms and at the end. After a cancel or an error this may be called again. A file that was cut or written to since it was opened,
+ * or while it is read, is `BERTH_STATUS_BAD_FILE`, and named.
  *
  * # Safety
  * `loader` must be NULL, which is an error, or valid; `progress` NULL or callable with `user`.
@@ -1109,7 +1112,7 @@ enum berth_status berth_glu(const struct berth_glu_desc *desc,
 enum berth_status berth_load_init(struct berth_load *load);
 
 /**
- * Decides where one tensor goes, and counts a match for the rule that wins. `rules` may be NULL: then there are none.
+ * Decides where one tensor goes, and, if that succeeds, counts a match for the rule that wins. `rules` may be NULL: then there are none.
  *
  * # Safety
  * `tensor`, `load` and `decision` must be NULL, which is an error, or point at structs whose `struct_size` is set and whose pointers are

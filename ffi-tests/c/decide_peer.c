@@ -219,8 +219,238 @@ static void bad_rules(void) {
     expect(berth_rules_parse(NULL, "a=CPU") == BERTH_STATUS_INVALID_ARGUMENT, "parse into NULL");
 }
 
+/*
+ * Circumstances that the table above has not: repacking, lazy tensors, --no-host, several devices with shares, and tensors of other shapes. The
+ * model has 4 layers, with their output; what a row leaves at 0 is as in `circumstances` on a machine with two GPUs and every layer on them.
+ */
+struct circumstance {
+    const char *name, *rules;
+    uint32_t flags;
+    /* 0: that of an expert of Q4_K; else elements per dimension and type. */
+    int64_t ne[4];
+    uint32_t type;
+    /* Devices, at most 3, and whether they have no host type. */
+    size_t devices;
+    float share[3];
+    bool no_host_type;
+    /* As in struct berth_load; gpu_layers is one more, so that 0 is all. */
+    int32_t gpu_layers_and_1;
+    uint8_t repack, lazy;
+    bool no_host, unmapped;
+    const char *target;
+    enum berth_memory memory;
+    int rule;
+    bool downgraded;
+    const char *reason;
+};
+
+#define REPACKED .target = "CPU", .memory = BERTH_MEMORY_REPACKED
+#define MAPPED .target = "CPU", .memory = BERTH_MEMORY_MAPPED
+#define DOWNGRADED(winner, why) MAPPED, .rule = winner, .downgraded = true, .reason = why
+#define PAGEABLE .target = "CPU", .memory = BERTH_MEMORY_PAGEABLE
+#define ON(device) .target = device, .memory = BERTH_MEMORY_DEVICE, .rule = -1, .reason = "auto_device"
+#define CPU_REPACK .rule = -1, .reason = "auto_cpu_repack"
+#define AUTO_CPU .rule = -1, .reason = "auto_cpu"
+#define LAZY .rule = -1, .reason = "lazy"
+#define Q(layer) "blk." #layer ".attn_q.weight"
+#define UP(layer) "blk." #layer ".ffn_up_exps.weight"
+#define PER_LAYER "per_layer_token_embd.weight"
+#define DENSE .ne = {256, 64, 1, 1}, .type = 12
+#define F16(rows) .ne = {1 << 20, rows, 1, 1}, .type = 1
+
+static const struct circumstance special[] = {
+    /* llama.cpp interleaves: by itself, or by a rule that names CPU; mapped or not. Not what a rule keeps elsewhere. */
+    {.name = EXPERT, .rules = "", .repack = 1, REPACKED, CPU_REPACK},
+    {.name = EXPERT, .rules = "", .repack = 2, .unmapped = true, REPACKED, CPU_REPACK},
+    {.name = EXPERT, .rules = "exps=CPU", .repack = 1, REPACKED, .rule = 0, .reason = "rule_cpu_repack"},
+    {.name = EXPERT, .rules = "--cpu-moe", .repack = 2, .unmapped = true, REPACKED, .rule = 0, .reason = "rule_cpu_repack"},
+    {.name = EXPERT, .rules = "exps=CPU", MAPPED, .rule = 0, .reason = "rule_cpu"},
+    {.name = EXPERT, .rules = "exps=CPU_MMAP", .repack = 2, .target = "CPU_MMAP", .memory = BERTH_MEMORY_MAPPED, .rule = 0, .reason = "rule_host"},
+    {.name = Q(1), DENSE, .rules = "", .repack = 1, REPACKED, CPU_REPACK},
+    /* By format, by CPU, by rows, by use. */
+    {.name = Q(1), .ne = {256, 64, 1, 1}, .type = 14, .rules = "", .repack = 2, MAPPED, AUTO_CPU},
+    {.name = Q(1), .ne = {256, 64, 1, 1}, .type = 10, .rules = "", .repack = 1, MAPPED, AUTO_CPU},
+    {.name = Q(1), .ne = {256, 64, 1, 1}, .type = 10, .rules = "", .repack = 2, REPACKED, CPU_REPACK},
+    {.name = Q(1), .ne = {256, 60, 1, 1}, .type = 12, .rules = "", .repack = 2, MAPPED, AUTO_CPU},
+    {.name = "token_embd.weight", DENSE, .rules = "", .repack = 2, MAPPED, AUTO_CPU},
+    /* A GPU's page-locked type comes first, unless it is not considered, or there is none. */
+    {.name = EXPERT, .rules = "", .devices = 1, .gpu_layers_and_1 = 1, .repack = 1, DOWNGRADED(-1, "auto_host_mapped")},
+    {.name = EXPERT, .rules = "", .devices = 1, .gpu_layers_and_1 = 1, .repack = 1, .no_host = true, REPACKED, CPU_REPACK},
+    {.name = EXPERT, .rules = "", .devices = 1, .gpu_layers_and_1 = 1, .repack = 1, .no_host_type = true, REPACKED, CPU_REPACK},
+    {.name = EXPERT, .rules = "", .devices = 1, .gpu_layers_and_1 = 1, .no_host = true, MAPPED, AUTO_CPU},
+    {.name = EXPERT, .rules = "", .devices = 1, .gpu_layers_and_1 = 1, .no_host = true, .unmapped = true, PAGEABLE, AUTO_CPU},
+    {.name = EXPERT, .rules = "exps=CPU", .devices = 1, .no_host = true, MAPPED, .rule = 0, .reason = "rule_cpu"},
+    {.name = EXPERT, .rules = "exps=CPU", .devices = 1, .no_host = true, .unmapped = true, PAGEABLE, .rule = 0, .reason = "rule_cpu"},
+    /* No graph uses it, whatever a rule says. */
+    {.name = "masked_embd_ordering.weight", .ne = {8, 1, 1, 1}, .type = 0, .rules = ".=ARENA", .target = "", .rule = -1, .reason = "unused"},
+    {.name = "masked_embd_ordering.weight", .ne = {8, 1, 1, 1}, .type = 0, .rules = "", .devices = 1, .target = "", .rule = -1, .reason = "unused"},
+    /* Rows that are read when they are needed: if it may be so, above 4 GiB, never, always. Mapped even without mmap; no rule is asked. */
+    {.name = PER_LAYER, F16(2049), .flags = BERTH_TENSOR_READ_LAZY, .rules = ".=ARENA", MAPPED, LAZY},
+    {.name = PER_LAYER, F16(2049), .flags = BERTH_TENSOR_READ_LAZY, .rules = ".=ARENA", .unmapped = true, MAPPED, LAZY},
+    {.name = PER_LAYER, F16(2049), .rules = "", .unmapped = true, PAGEABLE, AUTO_CPU},
+    {.name = PER_LAYER, F16(2048), .flags = BERTH_TENSOR_READ_LAZY, .rules = "", .unmapped = true, PAGEABLE, AUTO_CPU},
+    {.name = PER_LAYER, F16(2049), .flags = BERTH_TENSOR_READ_LAZY, .rules = "", .lazy = 1, .unmapped = true, PAGEABLE, AUTO_CPU},
+    {.name = PER_LAYER, F16(1), .flags = BERTH_TENSOR_READ_LAZY, .rules = "", .lazy = 2, .unmapped = true, MAPPED, LAZY},
+    {.name = PER_LAYER, F16(1), .rules = "", .lazy = 2, .unmapped = true, PAGEABLE, AUTO_CPU},
+    /* Several devices: what goes to them is shared out in order, by their shares, evenly if there are none. The output is behind the last layer. */
+    {.name = Q(1), DENSE, .rules = "", .devices = 2, .share = {1, 1}, ON("CUDA0")},
+    {.name = Q(2), DENSE, .rules = "", .devices = 2, .share = {1, 1}, ON("CUDA0")},
+    {.name = Q(3), DENSE, .rules = "", .devices = 2, .share = {1, 1}, ON("CUDA1")},
+    {.name = "output.weight", DENSE, .rules = "", .devices = 2, .share = {1, 1}, ON("CUDA1")},
+    {.name = Q(0), DENSE, .rules = "", .devices = 2, .share = {1, 4}, ON("CUDA0")},
+    {.name = Q(1), DENSE, .rules = "", .devices = 2, .share = {1, 4}, ON("CUDA1")},
+    {.name = Q(3), DENSE, .rules = "", .devices = 2, .share = {4, 1}, ON("CUDA0")},
+    {.name = "output.weight", DENSE, .rules = "", .devices = 2, .share = {4, 1}, ON("CUDA1")},
+    {.name = Q(0), DENSE, .rules = "", .devices = 2, .share = {0, 1}, ON("CUDA1")},
+    {.name = "output.weight", DENSE, .rules = "", .devices = 2, .share = {1, 0}, ON("CUDA0")},
+    {.name = Q(2), DENSE, .rules = "", .devices = 2, ON("CUDA0")},
+    {.name = Q(3), DENSE, .rules = "", .devices = 2, ON("CUDA1")},
+    {.name = Q(1), DENSE, .rules = "", .devices = 3, .share = {1, 3, 1}, ON("CUDA1")},
+    {.name = Q(3), DENSE, .rules = "", .devices = 3, .share = {1, 3, 1}, ON("CUDA1")},
+    {.name = "output.weight", DENSE, .rules = "", .devices = 3, .share = {1, 3, 1}, ON("CUDA2")},
+    /* With two layers and the output on them, two thirds are layers. What is before them is the CPU's, with the first host type. */
+    {.name = Q(1), DENSE, .rules = "", .devices = 2, .share = {2, 1}, .gpu_layers_and_1 = 4, DOWNGRADED(-1, "auto_host_mapped")},
+    {.name = Q(2), DENSE, .rules = "", .devices = 2, .share = {2, 1}, .gpu_layers_and_1 = 4, ON("CUDA0")},
+    {.name = Q(3), DENSE, .rules = "", .devices = 2, .share = {2, 1}, .gpu_layers_and_1 = 4, ON("CUDA0")},
+    {.name = "output.weight", DENSE, .rules = "", .devices = 2, .share = {2, 1}, .gpu_layers_and_1 = 4, ON("CUDA1")},
+    {.name = "output.weight", DENSE, .rules = "", .devices = 2, .share = {1, 1}, .gpu_layers_and_1 = 2, ON("CUDA0")},
+    {.name = Q(0), DENSE, .rules = "attn=CUDA1", .devices = 2, .target = "CUDA1", .memory = BERTH_MEMORY_DEVICE, .reason = "rule_device"},
+    /* --n-cpu-moe n: layers 0 to n - 1, and no other; more than the model has does no harm. Likewise --n-cpu-ffn. */
+    {.name = UP(0), .rules = "--n-cpu-moe 2", .devices = 1, DOWNGRADED(0, "rule_cpu_host_mapped")},
+    {.name = UP(1), .rules = "--n-cpu-moe 2", .devices = 1, DOWNGRADED(1, "rule_cpu_host_mapped")},
+    {.name = UP(2), .rules = "--n-cpu-moe 2", .devices = 1, ON("CUDA0")},
+    {.name = UP(0), .rules = "--n-cpu-moe 0", .devices = 1, ON("CUDA0")},
+    {.name = UP(3), .rules = "--n-cpu-moe 5", .devices = 1, DOWNGRADED(3, "rule_cpu_host_mapped")},
+    {.name = Q(0), DENSE, .rules = "--n-cpu-moe 5", .devices = 1, ON("CUDA0")},
+    {.name = "blk.1.ffn_up.weight", DENSE, .rules = "--n-cpu-ffn 2", .devices = 1, DOWNGRADED(1, "rule_cpu_host_mapped")},
+    {.name = "blk.2.ffn_up.weight", DENSE, .rules = "--n-cpu-ffn 2", .devices = 1, ON("CUDA0")},
+};
+
+static void circumstances_table(void) {
+    static const char *const names[] = {"CUDA0", "CUDA1", "CUDA2"};
+    for (size_t i = 0; i < sizeof special / sizeof *special; i++) {
+        const struct circumstance *c = &special[i];
+        struct berth_device devices[3];
+        for (size_t d = 0; d < c->devices; d++) {
+            devices[d] = (struct berth_device){.name = names[d], .host_type = c->no_host_type ? NULL : "CUDA_Host", .share = c->share[d]};
+        }
+        struct berth_load load = circumstances(CPU_ONLY, !c->unmapped);
+        load.devices = c->devices > 0 ? devices : NULL;
+        load.n_devices = c->devices;
+        load.gpu_layers = c->gpu_layers_and_1 - 1;
+        load.repack = c->repack;
+        load.lazy = c->lazy;
+        load.no_host = c->no_host;
+
+        struct berth_rules *rules = NULL;
+        expect(berth_rules_new(names, 3, &rules) == BERTH_STATUS_OK, "berth_rules_new");
+        unsigned n = 0;
+        size_t expected = 1;
+        enum berth_status made = BERTH_STATUS_OK;
+        if (strcmp(c->rules, "--cpu-moe") == 0) {
+            made = berth_rules_cpu_moe(rules);
+        } else if (sscanf(c->rules, "--n-cpu-moe %u", &n) == 1) {
+            made = berth_rules_n_cpu_moe(rules, n);
+            expected = n;
+        } else if (sscanf(c->rules, "--n-cpu-ffn %u", &n) == 1) {
+            made = berth_rules_n_cpu_ffn(rules, n);
+            expected = n;
+        } else if (*c->rules) {
+            made = berth_rules_parse(rules, c->rules);
+        } else {
+            expected = 0;
+        }
+        expect(made == BERTH_STATUS_OK && berth_rules_count(rules) == expected, c->rules);
+
+        struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = c->name, .ne = {256, 64, 8, 1}, .ggml_type = 12, .flags = c->flags};
+        if (c->ne[0] > 0) {
+            memcpy(tensor.ne, c->ne, sizeof tensor.ne);
+            tensor.ggml_type = c->type;
+        }
+        struct berth_decision d = {.struct_size = sizeof d};
+        enum berth_status status = berth_decide(&tensor, rules, &load, &d);
+        char what[256];
+        snprintf(what, sizeof what, "circumstance %zu: %s with \"%s\", got %s / %s / %d / %d / %s", i, c->name, c->rules, d.target,
+                 berth_memory_text((int) d.memory), d.rule, d.downgraded, status == BERTH_STATUS_OK ? d.reason : "-");
+        bool overridden = c->rule == 0 && strncmp(c->reason, "rule_", 5) == 0 && strncmp(c->reason, "rule_cpu", 8) != 0;
+        expect(status == BERTH_STATUS_OK && strcmp(d.target, c->target) == 0 && d.memory == c->memory && d.rule == c->rule &&
+                   d.buft_overridden == overridden && d.downgraded == c->downgraded && strcmp(d.reason, c->reason) == 0 && *d.reason_text,
+               what);
+        berth_rules_free(rules);
+    }
+}
+
+/* Only what was decided counts. */
+static void matches(void) {
+    struct berth_rules *rules = NULL;
+    struct berth_rule rule = {.struct_size = sizeof rule};
+    struct berth_load load = circumstances(CPU_ONLY, true);
+    struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = EXPERT, .ne = {256, 64, 8, 1}, .ggml_type = 12};
+    struct berth_decision decision = {.struct_size = 3};
+    expect(berth_rules_new(NULL, 0, &rules) == BERTH_STATUS_OK && berth_rules_parse(rules, "exps=ARENA") == BERTH_STATUS_OK, "one rule");
+    expect(berth_decide(&tensor, rules, &load, NULL) == BERTH_STATUS_INVALID_ARGUMENT, "no place for the decision");
+    expect(berth_decide(&tensor, rules, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "a bad place for the decision");
+    expect(berth_rules_get(rules, 0, &rule) == BERTH_STATUS_OK && rule.matches == 0, "no match is counted");
+    decision.struct_size = sizeof decision;
+    expect(berth_decide(&tensor, rules, &load, &decision) == BERTH_STATUS_OK, "a decision");
+    expect(berth_decide(&tensor, rules, &load, &decision) == BERTH_STATUS_OK, "and a second one");
+    expect(berth_rules_get(rules, 0, &rule) == BERTH_STATUS_OK && rule.matches == 2, "are two matches");
+    berth_rules_free(rules);
+}
+
+/* Whether a tensor without rules is refused in these circumstances, with these words. */
+static bool refused(const struct berth_load *load, const char *says) {
+    struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = EXPERT, .ne = {256, 64, 8, 1}, .ggml_type = 12};
+    struct berth_decision decision = {.struct_size = sizeof decision};
+    return berth_decide(&tensor, NULL, load, &decision) == BERTH_STATUS_INVALID_ARGUMENT && strstr(berth_last_error(), says);
+}
+
+/* Devices that no load has, and layers that are not known. */
+static void bad_devices(void) {
+    struct berth_device devices[2] = {cuda, {"CUDA1", NULL, 1.0f}};
+    struct berth_load load = circumstances(GPU_ALL, true);
+    load.devices = devices;
+    load.n_devices = 2;
+    static const struct {
+        const char *name, *says;
+    } names[] = {
+        {"", "empty"},           {"a=b", "'='"},           {"a\x1b", "control"},        {"CPU", "host memory"},    {"cpu", "host memory"},
+        {"ARENA", "host memory"}, {"CPU_MMAP", "host memory"}, {"CUDA_Host", "host memory"}, {"CUDA0", "named twice"}, {"cuda0", "named twice"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        devices[1].name = names[i].name;
+        expect(refused(&load, names[i].says), names[i].says);
+    }
+    devices[1].name = "CUDA1";
+    static const struct {
+        const char *host_type, *says;
+    } hosts[] = {{"", "host type of a device is empty"}, {"a=b", "'='"}, {"a=b,\x1b", "control"}, {"ARENA", "page-locked"}};
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
+        devices[1].host_type = hosts[i].host_type;
+        expect(refused(&load, hosts[i].says), hosts[i].says);
+    }
+    devices[1].host_type = "CUDA_Host";
+    struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = EXPERT, .ne = {256, 64, 8, 1}, .ggml_type = 12};
+    struct berth_decision decision = {.struct_size = sizeof decision};
+    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_OK, "two good devices");
+
+    /* berth_load_init leaves 0 layers; which of them are on a device is then not known. */
+    load.layers = 0;
+    expect(refused(&load, "set layers"), "devices, and no layers");
+    load.gpu_layers = 1;
+    expect(refused(&load, "set layers"), "one layer on devices, and no layers");
+    load.gpu_layers = 0;
+    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_OK && strcmp(decision.target, "CPU") == 0, "no layer on devices");
+    load = circumstances(CPU_ONLY, true);
+    load.layers = 0;
+    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_OK, "no layers, and no devices");
+}
+
 int main(void) {
     table();
+    circumstances_table();
+    matches();
+    bad_devices();
     thresholds();
     bad_input();
     bad_rules();

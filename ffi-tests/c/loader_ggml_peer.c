@@ -40,6 +40,7 @@ int main(int argc, char **argv) {
         CHECK(ggml_backend_buffer_get_size(buffer) > 0, "%s", t->name);
         struct ggml_tensor *tensor = ggml_new_tensor_4d(context, (enum ggml_type) t->ggml_type, t->ne[0], t->ne[1], t->ne[2], t->ne[3]);
         ggml_set_name(tensor, t->name);
+        CHECK(memcmp(tensor->ne, t->ne, sizeof t->ne) == 0 && memcmp(tensor->nb, t->nb, sizeof t->nb) == 0, "%s: strides", t->name);
         CHECK(ggml_nbytes(tensor) == t->bytes, "%s: %zu bytes, not %zu", t->name, ggml_nbytes(tensor), t->bytes);
         CHECK(ggml_backend_tensor_alloc(buffer, tensor, t->data) == GGML_STATUS_SUCCESS, "%s", t->name);
         char read[4096];

@@ -1,12 +1,15 @@
 /*
  * A loader in C over berth.h: opens a model, creates every tensor, allocates, fills, and compares every byte with the file.
  *
- *   loader_peer MODEL [--rules TEXT] [--no-mmap] [--cancel] [--replace FILE] [--spoil cut|write] [--spoil-late] [--noisy] [--part FILE]... [--flags]
+ *   loader_peer MODEL [--rules TEXT] [--no-mmap] [--cancel] [--replace FILE] [--spoil cut|write] [--spoil-late|--spoil-during] [--noisy]
+ *               [--part FILE]... [--only TEXT] [--flags]
  *
- * One line per tensor: name, place, memory, rule, overridden, downgraded, reason, bytes, whether all bytes equal the file's. The files of a split
- * model are named by --part, in order. With --replace that file is renamed over the model after it was opened. With --cancel the first fill is cancelled
- * at its first report, and a second one completes it; how far it came is printed. With --spoil the last file is cut to half, or a byte of it is
- * written to in place, before memory is allocated, or, with --spoil-late, after. With --flags every flag of berth_create_tensor is tried instead.
+ * One line per tensor: name, place, memory, rule, overridden, downgraded, reason, bytes, type, part, offset, elements and stride of each dimension,
+ * whether all bytes equal the file's. The files of a split model are named by --part, in order; with --only, tensors whose names do not contain
+ * that text are not created. With --replace that file is renamed over the model after it was opened. With --cancel the first fill is cancelled at
+ * its first report, and a second one completes it; how far it came is printed. With --spoil the last file is cut to half, or a byte of it is
+ * written to in place, before memory is allocated, or, with --spoil-late, after, or, with --spoil-during, at the first report of the fill. With
+ * --flags every flag of berth_create_tensor is tried instead.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <berth.h>
@@ -33,7 +36,11 @@ static void check(enum berth_status status, const char *what) {
 struct progress {
     uint64_t last, total;
     int calls, cancel;
+    /* What is to be spoilt at the first report, and how; NULL for nothing. */
+    const char *path, *how;
 };
+
+static void spoil(const char *path, const char *how);
 
 static bool on_progress(uint64_t done, uint64_t total, void *user) {
     struct progress *p = user;
@@ -41,6 +48,9 @@ static bool on_progress(uint64_t done, uint64_t total, void *user) {
         printf("ERROR progress went from %llu to %llu of %llu\n", (unsigned long long) p->last, (unsigned long long) done,
                (unsigned long long) total);
         exit(1);
+    }
+    if (p->calls == 0 && p->path) {
+        spoil(p->path, p->how);
     }
     p->last = done;
     p->total = total;
@@ -113,7 +123,7 @@ static bool made(const char *model, const struct berth_rules *rules, const struc
         fine = fine && t == NULL && count == 0;
     } else {
         fine = fine && t && t != &none && count == 1 && strcmp(t->target, target) == 0 && t->memory == memory && t->rule == rule &&
-               strcmp(t->reason, reason) == 0;
+               strcmp(t->reason, reason) == 0 && !t->downgraded;
     }
     berth_loader_free(loader);
     return fine;
@@ -125,6 +135,13 @@ static bool refused(struct berth_loader *loader, const char *name, uint32_t flag
     const struct berth_tensor *t = &none;
     size_t before = berth_loader_tensor_count(loader);
     return berth_create_tensor(loader, name, flags, &t) == status && t == &none && berth_loader_tensor_count(loader) == before;
+}
+
+/* Whether the first two rules have decided so many tensors. */
+static bool counts(const struct berth_rules *rules, uint64_t first, uint64_t second) {
+    struct berth_rule one = {.struct_size = sizeof one}, two = one;
+    return berth_rules_get(rules, 0, &one) == BERTH_STATUS_OK && berth_rules_get(rules, 1, &two) == BERTH_STATUS_OK && one.matches == first &&
+           two.matches == second;
 }
 
 /* Every flag of berth_create_tensor, alone and with others. */
@@ -175,6 +192,43 @@ static int try_flags(const char *model, struct berth_load load) {
     expect(first && strcmp(first->target, "CPU") == 0 && berth_loader_tensor_count(loader) == 2, "beside the first");
     berth_loader_free(loader);
 
+    /* Page-locked memory that was chosen, not named: the mapping instead, said so before and after it is allocated. Named, it is no downgrade. */
+    struct berth_device gpu = {.name = "CUDA0", .host_type = "CUDA_Host", .share = 1.0f};
+    struct berth_load chosen = load;
+    chosen.devices = &gpu;
+    chosen.n_devices = 1;
+    chosen.gpu_layers = 0;
+    loader = fresh(model, rules, &chosen);
+    expect(berth_create_tensor(loader, "output_norm.weight", 0, &first) == BERTH_STATUS_OK && first, "a tensor with a host type to choose");
+    expect(berth_create_tensor(loader, embd, 0, &second) == BERTH_STATUS_OK && second, "and one that a rule names a place for");
+    for (int allocated = 0; first && second && allocated < 2; allocated++) {
+        expect(first->downgraded && first->memory == BERTH_MEMORY_MAPPED && strcmp(first->reason, "auto_host_mapped") == 0, "is downgraded");
+        expect(!first->buft_overridden && second->buft_overridden && !second->downgraded, "and no other is");
+        expect(berth_loader_alloc(loader) == (allocated ? BERTH_STATUS_INVALID_ARGUMENT : BERTH_STATUS_OK), "memory is allocated once");
+    }
+    berth_loader_free(loader);
+
+    /* A rule counts the tensors it decided: each once, and neither what is refused nor what is not made. */
+    struct berth_rules *counting = NULL;
+    check(berth_rules_new(NULL, 0, &counting), "berth_rules_new");
+    check(berth_rules_parse(counting, "exps=ARENA,embd=CPU"), "berth_rules_parse");
+    loader = fresh(model, counting, &load);
+    expect(berth_create_tensor(loader, up, 0, &first) == BERTH_STATUS_OK && first, "a tensor that a rule decides");
+    expect(counts(counting, 1, 0), "is one match");
+    expect(refused(loader, up, 0, BERTH_STATUS_INVALID_ARGUMENT) && refused(loader, up, OPTIONAL, BERTH_STATUS_INVALID_ARGUMENT), "refused uses");
+    expect(berth_create_tensor(loader, embd, 0, NULL) == BERTH_STATUS_INVALID_ARGUMENT, "nowhere to write to");
+    for (int i = 0; i < 2; i++) {
+        expect(berth_create_tensor(loader, up, TWICE, &second) == BERTH_STATUS_OK && second == first, "further uses");
+        expect(berth_create_tensor(loader, "blk.1.ffn_up_exps.weight", SKIP, &second) == BERTH_STATUS_OK && !second, "skipped");
+    }
+    expect(counts(counting, 1, 0), "are no matches");
+    expect(berth_create_tensor(loader, "blk.1.ffn_up_exps.weight", TWICE, &second) == BERTH_STATUS_OK && second, "a first use as a second one");
+    expect(counts(counting, 2, 0), "is a match");
+    expect(berth_loader_alloc(loader) == BERTH_STATUS_OK && refused(loader, embd, 0, BERTH_STATUS_INVALID_ARGUMENT), "too late");
+    expect(berth_loader_fill(loader, NULL, NULL) == BERTH_STATUS_OK && counts(counting, 2, 0), "is no match, nor is what comes after");
+    berth_loader_free(loader);
+    berth_rules_free(counting);
+
     /* Lazy: never, when it is large (this one is not), always; then no rule is asked, and it is mapped whatever the load mode. */
     for (int mapped = 0; mapped < 2; mapped++) {
         load.mmap = mapped;
@@ -187,6 +241,17 @@ static int try_flags(const char *model, struct berth_load load) {
         expect(made(model, rules, &load, embd, LAZY, "CPU", BERTH_MEMORY_MAPPED, -1, "lazy"), "a tensor that is read lazily");
         expect(made(model, rules, &load, embd, 0, "CPU_MMAP", ruled, 1, "rule_host"), "a tensor that may not be read lazily");
     }
+
+    /* What is handed out is in the file's order, so no loader is to be had that calls it another. */
+    load.mmap = true;
+    load.lazy = 0;
+    for (load.repack = 0; load.repack <= 3; load.repack++) {
+        loader = NULL;
+        enum berth_status opened = berth_loader_open(model, NULL, &load, &loader);
+        bool fine = load.repack == 0 ? opened == BERTH_STATUS_OK && loader : opened == BERTH_STATUS_INVALID_ARGUMENT && !loader;
+        expect(fine && (!load.repack || strstr(berth_last_error(), "repack")), "a loader that would have to interleave");
+        berth_loader_free(loader);
+    }
     berth_rules_free(rules);
     printf("%d checks, %d failed\n", checks, faults);
     return faults != 0;
@@ -197,7 +262,8 @@ int main(int argc, char **argv) {
     size_t n_parts = 0;
     bool cancel = false, noisy = false, flags = false, all_same = true;
     const char *replace = NULL, *spoiling = NULL;
-    bool late = false;
+    const char *only = NULL;
+    bool late = false, during = false;
     struct berth_load load = {.struct_size = sizeof load};
     check(berth_load_init(&load), "berth_load_init");
     for (int i = 2; i < argc; i++) {
@@ -211,6 +277,10 @@ int main(int argc, char **argv) {
             spoiling = argv[++i];
         } else if (strcmp(argv[i], "--spoil-late") == 0) {
             late = true;
+        } else if (strcmp(argv[i], "--spoil-during") == 0) {
+            during = true;
+        } else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
+            only = argv[++i];
         } else if (strcmp(argv[i], "--noisy") == 0) {
             noisy = true;
         } else if (strcmp(argv[i], "--flags") == 0) {
@@ -240,7 +310,11 @@ int main(int argc, char **argv) {
     check(berth_loader_open(argv[1], rules, &load, &loader), "berth_loader_open");
     for (size_t i = 0; i < berth_loader_model_count(loader); i++) {
         const struct berth_tensor *tensor = NULL;
-        check(berth_create_tensor(loader, berth_loader_model_name(loader, i), 0, &tensor), "berth_create_tensor");
+        const char *name = berth_loader_model_name(loader, i);
+        if (only && !strstr(name, only)) {
+            continue;
+        }
+        check(berth_create_tensor(loader, name, 0, &tensor), "berth_create_tensor");
         if (!tensor || tensor->data) {
             printf("ERROR tensor %zu: %s\n", i, tensor ? "has data before it is allocated" : "was not made");
             return 1;
@@ -249,14 +323,14 @@ int main(int argc, char **argv) {
     if (replace && rename(replace, argv[1]) != 0) {
         return 2;
     }
-    if (spoiling && !late) {
+    if (spoiling && !late && !during) {
         spoil(parts[n_parts - 1], spoiling);
     }
     check(berth_loader_alloc(loader), "berth_loader_alloc");
     if (spoiling && late) {
         spoil(parts[n_parts - 1], spoiling);
     }
-    struct progress progress = {0, 0, 0, cancel};
+    struct progress progress = {.cancel = cancel, .path = during ? parts[n_parts - 1] : NULL, .how = spoiling};
     enum berth_status filled = berth_loader_fill(loader, on_progress, &progress);
     if (cancel) {
         if (filled != BERTH_STATUS_CANCELLED) {
@@ -264,7 +338,7 @@ int main(int argc, char **argv) {
             return 1;
         }
         printf("CANCELLED at %llu of %llu\n", (unsigned long long) progress.last, (unsigned long long) progress.total);
-        progress = (struct progress){0, 0, 0, 0};
+        progress = (struct progress){.cancel = 0};
         filled = berth_loader_fill(loader, on_progress, &progress);
     }
     check(filled, "berth_loader_fill");
@@ -281,8 +355,10 @@ int main(int argc, char **argv) {
         const struct berth_tensor *t = berth_loader_tensor(loader, i);
         bool same = t->part < n_parts && equals_file(t, parts[t->part]);
         all_same = all_same && same;
-        printf("%s\t%s\t%s\t%d\t%d\t%d\t%s\t%zu\t%s\n", t->name, t->target, berth_memory_text((int) t->memory), t->rule, t->buft_overridden,
-               t->downgraded, t->reason, t->bytes, same ? "same" : "DIFFERENT");
+        printf("%s\t%s\t%s\t%d\t%d\t%d\t%s\t%zu\t%u\t%u\t%llu\t", t->name, t->target, berth_memory_text((int) t->memory), t->rule,
+               t->buft_overridden, t->downgraded, t->reason, t->bytes, (unsigned) t->ggml_type, (unsigned) t->part, (unsigned long long) t->offset);
+        printf("%lld,%lld,%lld,%lld\t", (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+        printf("%zu,%zu,%zu,%zu\t%s\n", t->nb[0], t->nb[1], t->nb[2], t->nb[3], same ? "same" : "DIFFERENT");
     }
     for (size_t i = 0; i < berth_rules_count(rules); i++) {
         struct berth_rule rule = {.struct_size = sizeof rule};

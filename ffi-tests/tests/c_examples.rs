@@ -12,7 +12,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ffi_tests::gguf::{Gguf, TensorInfo};
 use ffi_tests::hosts::{self, Host};
+use ffi_tests::models::{self, Spec};
 use ffi_tests::run::Output;
 use ffi_tests::{berth_lib, skip, tools};
 use peer::Compile;
@@ -116,6 +118,7 @@ fn all_examples(id: &str, compiler: &str, memcheck: bool) {
     let in_files = run(&scratch, &dir.join("arena"), Some(&files), None, memcheck);
     assert_eq!(in_files.stdout, "24 of 24 experts lie in files\n");
     assert_eq!(fs::read_dir(&files).unwrap().count(), 0, "a file was left");
+    load_puts_every_tensor_where_the_rules_say(&scratch, &dir.join("load"), memcheck);
 
     let bench = |args: &[&str]| {
         let mut command = peer::plain(dir.join("moe_bench"));
@@ -153,6 +156,49 @@ fn all_examples(id: &str, compiler: &str, memcheck: bool) {
     let (messages, json) = report(Some(Path::new("/dev/null")));
     assert!(messages.starts_with("warning: berth: ARENA: asked for ARENA, got pageable") && messages.lines().count() == 1, "{messages}");
     assert_eq!((&json["buffers"][0]["reason"], &json["fallbacks"]), (&"arena_directory".into(), &1.into()), "{json}");
+}
+
+/// FNV-1a over the first 64 bytes of these tensors, as in the example.
+fn checksum<'a>(model: &Gguf, tensors: impl Iterator<Item = &'a TensorInfo>) -> u32 {
+    let first = |t: &'a TensorInfo| model.data(t).unwrap().into_iter().take(64);
+    tensors.flat_map(first).fold(2_166_136_261, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(16_777_619))
+}
+
+fn load_puts_every_tensor_where_the_rules_say(scratch: &Scratch, program: &Path, memcheck: bool) {
+    let path = models::random(&Spec::default()).unwrap_or_else(|e| panic!("{e:#}"));
+    let model = Gguf::open(&path).unwrap();
+    let arena = scratch.dir("load");
+    let set = |mut command: Command, rules: &[&str]| {
+        command.arg(&path).args(rules).env("BERTH_ARENA_DIR", &arena);
+        command
+    };
+    let rules = ["exps=ARENA", "attn=CPU_MMAP"];
+    if memcheck && let Some(command) = peer::valgrind(program) {
+        peer::succeeds(set(command, &rules));
+    }
+    let output = peer::succeeds(set(peer::plain(program), &rules));
+    let mut lines: Vec<&str> = output.stdout.lines().collect();
+    lines.sort_unstable();
+    let place = |t: &TensorInfo| match t.name.as_str() {
+        name if name.contains("exps") => "ARENA",
+        name if name.contains("attn") => "CPU_MMAP",
+        _ => "CPU",
+    };
+    let expected = [("ARENA", "arena"), ("CPU", "mapped"), ("CPU_MMAP", "mapped")].map(|(name, memory)| {
+        let there = || model.tensors().iter().filter(|t| place(t) == name);
+        let (tensors, bytes) = (there().count(), there().map(|t| t.bytes).sum::<u64>());
+        assert!(tensors > 0, "{name}");
+        format!("{name}: {tensors} tensors, {bytes} bytes, {memory}, {:08x}", checksum(&model, there()))
+    });
+    assert_eq!(lines, expected);
+    let experts: u64 = model.tensors().iter().filter(|t| place(t) == "ARENA").map(|t| t.bytes).sum();
+    assert!(output.stderr.ends_with(&format!("\rread {experts} of {experts} bytes\n")), "{:?}", output.stderr);
+
+    let refused = set(peer::plain(program), &["exps=ARENAA"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(refused.stdout.is_empty() && String::from_utf8_lossy(&refused.stderr).contains("ARENA"), "{refused:?}");
+    assert_eq!(peer::plain(program).output().unwrap().status.code(), Some(2));
+    assert_eq!(fs::read_dir(&arena).unwrap().count(), 0, "it left a file");
 }
 
 #[test]

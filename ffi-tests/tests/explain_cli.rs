@@ -256,6 +256,8 @@ fn options_are_spelt_as_in_llama_cpp() {
         ("CUDA0:", "is empty"),
         ("CPU", "no device"),
         ("A,cpu", "no device"),
+        ("A,ARENA", "no device"),
+        ("A:CPU_MMAP", "no page-locked"),
         ("A,B,A:H", "'A' is named twice"),
         ("A,none", "stands alone"),
         ("a;b", "contains ';'"),

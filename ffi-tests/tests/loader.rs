@@ -29,13 +29,14 @@ fn checks_without_a_failure(printed: &str) -> usize {
 fn every_flag_of_create_tensor_holds_from_c() {
     let scratch = Scratch::new();
     let program = peer(&scratch, "loader_peer");
+    let arena = scratch.dir("arena");
     let mut command = plain(&program);
-    command.arg(small()).arg("--flags");
+    command.arg(small()).arg("--flags").env("BERTH_ARENA_DIR", &arena);
     let output = succeeds(command);
     assert!(checks_without_a_failure(&output.stdout) > 30, "{}", output.stdout);
     if let Some(mut command) = valgrind(&program) {
         ffi_tests::run::clean_env(&mut command);
-        command.arg(small()).arg("--flags");
+        command.arg(small()).arg("--flags").env("BERTH_ARENA_DIR", &arena);
         succeeds(command);
     }
 }

@@ -11,6 +11,7 @@ mod support {
 use support::peer;
 
 use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -126,6 +127,33 @@ fn a_model_of_a_gigabyte_is_loaded_byte_for_byte_and_cancelled_in_the_middle() {
     assert!(total > 1 << 30 && done > 0 && done < total, "cancelled at {done} of {total} bytes");
 }
 
+/// Tensors that start beyond 1 GiB and beyond 4 GiB, every byte of them another one than 1 GiB or 4 GiB before. The rest of the file is a hole.
+#[test]
+fn tensors_that_start_beyond_4_gib_are_loaded_byte_for_byte() {
+    let scratch = Scratch::new();
+    let model = scratch.path().join("far.gguf");
+    let mut writer = Writer::new("qwen3moe");
+    writer.set("qwen3moe.block_count", Value::U32(2));
+    for (layer, gib) in [(0, 1), (1, 3)] {
+        writer.tensor(&format!("hole.{layer}"), Type::F32, &[1 << 20, 256 * gib]).unwrap();
+        writer.tensor(&format!("blk.{layer}.ffn_up_exps.weight"), Type::Q8_0, &[64, 5, 3]).unwrap();
+        writer.tensor(&format!("blk.{layer}.attn_q.weight"), Type::F32, &[7, 11]).unwrap();
+    }
+    writer.write_sparse(&model, 0).unwrap_or_else(|e| panic!("{e:#}"));
+    let file = fs::File::options().write(true).open(&model).unwrap();
+    let read = gguf::Gguf::open(&model).unwrap();
+    let far: Vec<_> = read.tensors().iter().filter(|t| t.name.starts_with("blk.")).collect();
+    for (number, tensor) in far.iter().enumerate() {
+        let bytes: Vec<u8> = (0..tensor.bytes).map(|i| (i % 61) as u8 + 61 * number as u8 + 1).collect();
+        file.write_all_at(&bytes, tensor.offset).unwrap();
+    }
+    assert!(far[..2].iter().all(|t| t.offset >> 30 == 1) && far[2..].iter().all(|t| t.offset >> 32 == 1));
+    assert!(file.metadata().unwrap().blocks() * 512 < 1 << 20, "the file has holes");
+    for loaded in in_all_places(&scratch, &model, &[], &["--only", "blk."]) {
+        assert_eq!(loaded.lines.len(), 4);
+    }
+}
+
 #[test]
 fn files_that_cannot_be_mapped_are_read_at_the_end_of_every_chain() {
     let scratch = Scratch::new();
@@ -167,7 +195,8 @@ fn a_file_that_changes_while_it_is_open_is_an_error_that_names_it() {
     let last = &parts[2];
     let original = fs::read(last).unwrap();
     for (how, said) in [("cut", "became shorter while it was open"), ("write", "was written to while it was open")] {
-        for (late, call) in [(&[][..], "berth_loader_alloc"), (&["--spoil-late"], "berth_loader_fill")] {
+        let moments = [(&[][..], "alloc"), (&["--spoil-late"], "fill"), (&["--spoil-during"], "fill")];
+        for (late, call) in moments {
             for mmap in [&[][..], &["--no-mmap"]] {
                 fs::write(last, &original).unwrap();
                 // Long ago, so that a write just now is another time even for a coarse clock.
@@ -179,10 +208,29 @@ fn a_file_that_changes_while_it_is_open_is_an_error_that_names_it() {
                 let output = ffi_tests::run::run(command, Duration::from_secs(60)).unwrap();
                 assert_eq!(output.status.and_then(|s| s.code()), Some(1), "{how} {late:?} {mmap:?}: {}", output.stdout);
                 let error = output.stdout.lines().find(|l| l.starts_with("ERROR ")).unwrap_or_default();
-                assert!(error.starts_with(&format!("ERROR {call}: 12 ")), "{how} {late:?} {mmap:?}: {error}");
+                assert!(error.starts_with(&format!("ERROR berth_loader_{call}: 12 ")), "{how} {late:?} {mmap:?}: {error}");
                 assert!(error.contains(last.to_str().unwrap()) && error.contains(said), "{how} {late:?} {mmap:?}: {error}");
             }
         }
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_in_the_middle_of_a_fill_is_the_same_error_as_before_and_after() {
+    let scratch = Scratch::new();
+    let program = support::loading::peer(&scratch, "loader_peer");
+    let model = scratch.path().join("cut.gguf");
+    let mut writer = Writer::new("qwen3moe");
+    writer.tensor("blk.0.ffn_up_exps.weight", Type::F32, &[1 << 20, 64]).unwrap();
+    for how in ["cut", "write"] {
+        writer.write_sparse(&model, 0).unwrap_or_else(|e| panic!("{e:#}"));
+        fs::File::options().write(true).open(&model).unwrap().set_modified(std::time::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
+        let mut command = plain(&program);
+        command.arg(&model).args(["--no-mmap", "--spoil", how, "--spoil-during"]);
+        let output = ffi_tests::run::run(command, Duration::from_secs(60)).unwrap();
+        assert_eq!(output.status.and_then(|s| s.code()), Some(1), "{}", output.stdout);
+        let said = if how == "cut" { "became shorter while it was open" } else { "was written to while it was open" };
+        assert!(output.stdout.contains("ERROR berth_loader_fill: 12 ") && output.stdout.contains(said), "{}", output.stdout);
     }
 }
 

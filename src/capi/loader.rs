@@ -113,7 +113,8 @@ impl Loader {
 }
 
 /// Opens a model (the first part of a split one) and reads its headers. `rules` may be NULL: then there are none; else they must not be changed
-/// while the loader lives, and their matches are counted. `load` may be NULL: then as `berth_load_init` says. Free with `berth_loader_free`.
+/// while the loader lives, and their matches are counted. `load` may be NULL: then as `berth_load_init` says; its `repack` must be 0, since every
+/// tensor keeps the order of the file. Free with `berth_loader_free`.
 ///
 /// # Safety
 /// `path` must be NULL, which is an error, or NUL-terminated; `rules` NULL or valid; `load` NULL or valid with all it points at; `loader` NULL,
@@ -221,8 +222,8 @@ pub unsafe extern "C" fn berth_loader_tensor(loader: *const Loader, index: usize
 
 /// Gets memory for every tensor: one buffer per place. Where page-locked memory or an arena cannot be had, the tensors stay in the file's mapping
 /// if the file is mapped, and get ordinary memory if it is not (as a backend in llama.cpp, which cannot give a mapping instead, Berth always
-/// takes ordinary memory); with `BERTH_STRICT=1` that is an error. A file that was cut or written to since it was opened is an error that names
-/// it. After an error nothing is allocated, and it may be tried again.
+/// takes ordinary memory); with `BERTH_STRICT=1` that is an error. A file that was cut or written to since it was opened is
+/// `BERTH_STATUS_BAD_FILE`, and named. After an error nothing is allocated, and it may be tried again.
 ///
 /// # Safety
 /// `loader` must be NULL, which is an error, or valid.
@@ -240,8 +241,8 @@ pub unsafe extern "C" fn berth_loader_alloc(loader: *mut Loader) -> Status {
 pub type ProgressFn = Option<unsafe extern "C" fn(done: u64, total: u64, user: *mut c_void) -> bool>;
 
 /// Reads the bytes of every tensor that does not stay in the mapping. `progress` may be NULL; it is called on this thread, after every 8 MiB or
-/// 100 ms and at the end. After a cancel or an error this may be called again. A file that was cut or written to since it was opened is an
-/// error that names it.
+/// 100 ms and at the end. After a cancel or an error this may be called again. A file that was cut or written to since it was opened,
+/// or while it is read, is `BERTH_STATUS_BAD_FILE`, and named.
 ///
 /// # Safety
 /// `loader` must be NULL, which is an error, or valid; `progress` NULL or callable with `user`.

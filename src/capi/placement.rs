@@ -25,7 +25,7 @@ pub enum Memory {
     Pinned = 3,
     /// Copied into a file of Berth.
     Arena = 4,
-    /// Copied into ordinary memory in another order, by the CPU backend.
+    /// Copied into ordinary memory in another order, by llama.cpp's CPU backend. Only `berth_decide` says so; a loader keeps the file's order.
     Repacked = 5,
     /// Copied to a device.
     Device = 6,
@@ -97,9 +97,10 @@ unsafe impl input::Versioned for TensorDesc {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DeviceDesc {
-    /// Name of its buffer type, for example "CUDA0".
+    /// Name of its buffer type, for example "CUDA0". As in `berth_rules_new`; that of another device, `CPU`, or one of Berth's is an error, in
+    /// whatever case of letters.
     pub name: *const c_char,
-    /// Name of its page-locked host buffer type, for example "CUDA_Host"; NULL if it has none.
+    /// Name of its page-locked host buffer type, for example "CUDA_Host"; NULL if it has none, and not empty.
     pub host_type: *const c_char,
     /// Its share of the layers: free memory, or what `--tensor-split` says. Finite and not negative.
     pub share: f32,
@@ -117,7 +118,7 @@ pub struct LoadDesc {
     pub n_devices: usize,
     /// How many layers, counted from the last, and the output behind them go to devices (`-ngl`); -1: all.
     pub gpu_layers: i32,
-    /// Layers of the model; 0 in a loader: as the model says.
+    /// Layers of the model; 0 in a loader: as the model says. With devices, 0 is an error, unless `gpu_layers` is 0.
     pub layers: u32,
     /// Experts per layer; 0 in a loader: as the model says.
     pub experts: u32,
@@ -129,7 +130,8 @@ pub struct LoadDesc {
     pub mmap: bool,
     /// `--no-host`: a device's host buffer type is not considered.
     pub no_host: bool,
-    /// Whether the CPU backend may interleave weights: 0 no, 1 as with AVX2, 2 as with AVX-512.
+    /// Whether llama.cpp's CPU backend may interleave weights: 0 no, 1 as with AVX2, 2 as with AVX-512. `berth_decide` tells then which ones it
+    /// would; in a loader, which does not interleave, anything but 0 is an error.
     pub repack: u8,
     /// `--lazy-mode`: 0 auto, 1 off, 2 on.
     pub lazy: u8,
@@ -169,7 +171,6 @@ impl LoadDesc {
                 let host = if d.host_type.is_null() { None } else { Some(input::text(d.host_type, "a device's host type")?) };
                 (input::text(d.name, "a device's name")?, host)
             };
-            placement::Targets::check_device(name).map_err(Error::invalid)?;
             if !(d.share.is_finite() && d.share >= 0.0) {
                 return Err(Error::invalid(format!("struct berth_device: share is {}; it must be finite and not negative", d.share)));
             }
@@ -178,9 +179,12 @@ impl LoadDesc {
         let choice = |value: u8, what: &str, most: u8| {
             if value <= most { Ok(value) } else { Err(Error::invalid(format!("{what} is {value}; 0 to {most} are known"))) }
         };
+        let devices = devices.iter().map(device).collect::<Result<Vec<_>>>()?;
+        let names = devices.iter().map(|d| (&*d.name, d.host_type.as_deref()));
+        placement::Targets::check_devices(names).map_err(|e| Error::invalid(format!("struct berth_device: {e}")))?;
         Ok(placement::Load {
             mmap: self.mmap,
-            devices: devices.iter().map(device).collect::<Result<Vec<_>>>()?,
+            devices,
             gpu_layers: u32::try_from(self.gpu_layers).ok(),
             layers: self.layers,
             repack: [Repack::Off, Repack::Avx2, Repack::Avx512][usize::from(choice(self.repack, "repack", 2)?)],
@@ -274,7 +278,7 @@ pub(super) fn reason_texts(reason: Reason) -> (*const c_char, *const c_char) {
     all.iter().find(|(r, ..)| *r == reason).map_or((c"".as_ptr(), c"".as_ptr()), |(_, code, sentence)| (code.as_ptr(), sentence.as_ptr()))
 }
 
-/// Decides where one tensor goes, and counts a match for the rule that wins. `rules` may be NULL: then there are none.
+/// Decides where one tensor goes, and, if that succeeds, counts a match for the rule that wins. `rules` may be NULL: then there are none.
 ///
 /// # Safety
 /// `tensor`, `load` and `decision` must be NULL, which is an error, or point at structs whose `struct_size` is set and whose pointers are
@@ -289,6 +293,7 @@ pub unsafe extern "C" fn berth_decide(
     status("berth_decide", || {
         // SAFETY: the caller vouches for the structs and what they point at.
         let (desc, load) = unsafe { (input::get(tensor)?, input::get(load)?.to_load()?) };
+        load.check_layers().map_err(|e| Error::invalid(format!("struct berth_load: {e}")))?;
         // SAFETY: likewise.
         let (name, rules) = unsafe { (input::text(desc.name, "the tensor's name")?, rules.as_ref()) };
         let none = placement::Rules::new(placement::Targets::new(load.devices.iter().map(|d| &*d.name)));
@@ -317,7 +322,9 @@ pub unsafe extern "C" fn berth_decide(
             offload_expert_hint: offload.and_then(|o| o.expert_hint).unwrap_or(0),
         };
         // SAFETY: the caller vouches for `decision`.
-        unsafe { input::put(decision, value) }
+        unsafe { input::put(decision, value) }?;
+        made.count(rules);
+        Ok(())
     })
 }
 

@@ -25,7 +25,7 @@ pub struct RuleInfo {
     pub pattern: *const c_char,
     /// The name of the place. Valid as long.
     pub target: *const c_char,
-    /// How many tensors this rule has decided so far.
+    /// How many tensors this rule has decided so far: every successful `berth_decide`, and in a loader every tensor of it, once.
     pub matches: u64,
 }
 

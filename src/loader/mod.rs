@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result, Status};
 use crate::gguf::{Header, Model};
-use crate::placement::{self, DecideError, Decision, Facts, Flags, Load, Memory, Rules};
+use crate::placement::{self, DecideError, Decision, Facts, Flags, Load, Memory, Repack, Rules};
 use crate::report;
 use crate::text::Name;
 
@@ -48,10 +48,15 @@ impl Loader {
     /// model's metadata.
     ///
     /// # Errors
-    /// [`Status::Io`] or [`Status::BadFile`], naming file, offset and fault.
+    /// [`Status::Io`] or [`Status::BadFile`], naming file, offset and fault; [`Status::InvalidArgument`] if neither `load` nor the model says which
+    /// layers go to devices, or if `load` lets weights be interleaved: this loader hands out the file's order, and must not call it another.
     pub fn open(path: &Path, rules: Arc<Rules>, load: Load) -> Result<Loader> {
+        if load.repack != Repack::Off {
+            return Err(Error::invalid("a loader keeps every tensor in the file's order: repack must be 0 (berth_decide alone takes it)"));
+        }
         let model = Model::open(path)?;
         let load = with_model(load, model.header());
+        load.check_layers().map_err(|e| Error::invalid(format!("the model does not say how many layers it has: {e}")))?;
         Ok(Loader { model, rules, load, stage: Stage::Creating, tensors: Vec::new(), by_name: HashMap::new(), buffers: Vec::new() })
     }
 
@@ -72,7 +77,7 @@ impl Loader {
 
     /// Decides where the tensor `name` goes and remembers that it is wanted. `None` if it is not made: it is missing and not required, or
     /// skipped. With [`Flags::duplicated`] a second use of a tensor in the same place is the same tensor. The result is its index in
-    /// [`Loader::tensors`].
+    /// [`Loader::tensors`]. The rule that won counts a match for every tensor that is new there.
     ///
     /// # Errors
     /// [`Status::NotFound`] if it is required and missing; [`Status::InvalidArgument`] if it was created before, or after
@@ -93,6 +98,7 @@ impl Loader {
             return Err(Error::invalid(format!("tensor {} was created before; a second use is asked for as duplicated", Name(name))));
         }
         let tensor = Tensor::new(found, decision)?;
+        tensor.decision.count(&self.rules);
         let index = self.tensors.len();
         self.by_name.entry(name.to_owned()).or_default().push(index);
         self.tensors.push(Box::new(tensor));
@@ -135,14 +141,18 @@ impl Loader {
     /// returning false; then, or after an error, this may be called again.
     ///
     /// # Errors
-    /// [`Status::Cancelled`]; [`Status::Io`] or [`Status::BadFile`], naming the file, if it has shrunk, was written to or cannot be read.
+    /// [`Status::Cancelled`]; naming the file, [`Status::BadFile`] if it has shrunk or was written to, [`Status::Io`] if it cannot be read.
     pub fn fill(&mut self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         if self.stage == Stage::Creating {
             return Err(Error::invalid("memory must be allocated before it is filled"));
         }
         self.model.check_files()?;
-        place::fill(&self.model, &self.tensors, &self.buffers, progress)?;
-        self.model.check_files()?;
+        let read = place::fill(&self.model, &self.tensors, &self.buffers, progress);
+        // A file that was cut is the same error whether a read ran into its end or all were done before.
+        if !read.as_ref().is_err_and(|e| e.status == Status::Cancelled) {
+            self.model.check_files()?;
+        }
+        read?;
         self.stage = Stage::Filled;
         Ok(())
     }
@@ -202,4 +212,33 @@ impl From<DecideError> for Error {
 /// Whether a decision keeps the bytes in the file's mapping.
 fn is_mapped(decision: &Decision) -> bool {
     decision.memory == Some(Memory::Mapped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::testing::File;
+    use crate::placement::{Device, Targets};
+
+    #[test]
+    fn layers_that_neither_the_load_nor_the_model_tells_are_an_error_with_devices() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = |name: &str, file: File| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, file.tensor("blk.0.attn_q.weight", &[32], 0).bytes()).unwrap();
+            path
+        };
+        let silent = model("silent.gguf", File::new(3).str("general.architecture", "x"));
+        let telling = model("telling.gguf", File::new(3).str("general.architecture", "x").u32("x.block_count", 2));
+        let on = |layers, gpu_layers| Load { devices: vec![Device::new("CUDA0", None, 1.0)], layers, gpu_layers, ..Load::default() };
+        let open = |path: &Path, load: Load| Loader::open(path, Arc::new(Rules::new(Targets::new(["CUDA0"]))), load).map(|_| ());
+        for load in [on(0, None), on(0, Some(1))] {
+            let error = open(&silent, load.clone()).unwrap_err();
+            assert!(error.status == Status::InvalidArgument && error.message.contains("set layers"), "{error}");
+            open(&telling, load).unwrap();
+        }
+        for load in [on(4, None), on(0, Some(0)), Load::default()] {
+            open(&silent, load).unwrap();
+        }
+    }
 }

@@ -226,7 +226,7 @@ fn map(
         let whole = mapping.bytes();
         if (whole.len() as u64) < last {
             let message = format!("{} ends at byte {}, but {last} are needed: it was truncated", part.path().display(), whole.len());
-            return Err(Error::new(Status::Io, message));
+            return Err(Error::new(Status::BadFile, message));
         }
         let base = whole.as_ptr().cast_mut();
         // Tensors without bytes may stand behind the last byte of the file; what holds them is then the file.

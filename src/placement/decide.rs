@@ -121,17 +121,22 @@ impl From<SlowRule> for DecideError {
     }
 }
 
-/// Decides where `tensor` goes, and counts a match for the rule that wins.
+impl Decision {
+    /// Counts a match for the rule that won, if one did: for whoever keeps the decision, once.
+    pub fn count(&self, rules: &Rules) {
+        if let Some(rule) = self.rule {
+            rules.count_match(rule);
+        }
+    }
+}
+
+/// Decides where `tensor` goes. Does not count: [`Decision::count`].
 ///
 /// # Errors
 /// A required tensor is missing, or a pattern reached its limit.
 pub fn decide(tensor: &Tensor<'_>, rules: &Rules, load: &Load) -> Result<Decision, DecideError> {
     let rule = if asks_rules(tensor, load) { rules.first_match(tensor.name)? } else { None };
-    let decision = decide_with(tensor, rule.map(|i| (i, rules)), load)?;
-    if let Some(rule) = decision.rule {
-        rules.count_match(rule);
-    }
-    Ok(decision)
+    decide_with(tensor, rule.map(|i| (i, rules)), load)
 }
 
 /// Whether rules have a say about `tensor` at all.
@@ -409,7 +414,8 @@ mod tests {
     fn flags_have_the_meaning_and_the_order_of_stock() {
         let load = gpu(true, 99);
         let arena = rules(".*=ARENA");
-        let with = |t: Tensor<'static>, flags: Flags| decide(&t.with(flags), &arena, &load);
+        let counted = |t: Tensor<'static>, load: &Load| decide(&t, &arena, load).inspect(|d| d.count(&arena));
+        let with = |t: Tensor<'static>, flags: Flags| counted(t.with(flags), &load);
         let none = Flags::default();
 
         assert_eq!(with(Tensor::missing("x"), none).unwrap_err(), DecideError::Missing("x".into()));
@@ -430,13 +436,13 @@ mod tests {
         // A lazy tensor asks no rule, and is mapped even without mmap.
         let lazy = Flags { read_lazy: true, ..none };
         let no_mmap = gpu(false, 99);
-        let d = decide(&embd.with(lazy), &arena, &no_mmap).unwrap();
+        let d = counted(embd.with(lazy), &no_mmap).unwrap();
         assert_eq!((d.target, d.memory, d.rule, d.reason), (Some(Target::Cpu), Some(Memory::Mapped), None, Reason::Lazy));
         assert_eq!(with(Tensor { bytes: 1, ..embd }, lazy).unwrap().reason, Reason::RuleHost, "small tensors are not lazy");
         let off = Load { lazy: LazyMode::Off, ..load.clone() };
-        assert_eq!(decide(&embd.with(lazy), &arena, &off).unwrap().reason, Reason::RuleHost);
+        assert_eq!(counted(embd.with(lazy), &off).unwrap().reason, Reason::RuleHost);
         let on = Load { lazy: LazyMode::On, ..load.clone() };
-        assert_eq!(decide(&Tensor { bytes: 1, ..embd }.with(lazy), &arena, &on).unwrap().reason, Reason::Lazy);
+        assert_eq!(counted(Tensor { bytes: 1, ..embd }.with(lazy), &on).unwrap().reason, Reason::Lazy);
         assert_eq!(arena.iter().next().unwrap().matches(), 3, "only decisions that a rule made are counted");
     }
 
@@ -445,7 +451,7 @@ mod tests {
         let r = rules(r"blk\.1\.=ARENA,exps=CUDA_Host,nothing=CPU");
         let load = cpu_only(true);
         for name in ["blk.1.ffn_up_exps.weight", "blk.1.attn_q.weight", "blk.10.ffn_up_exps.weight", "output.weight"] {
-            decide(&Tensor::new(name, [8, 8, 1, 1], GgmlType::F32, 256), &r, &load).unwrap();
+            decide(&Tensor::new(name, [8, 8, 1, 1], GgmlType::F32, 256), &r, &load).unwrap().count(&r);
         }
         assert_eq!(r.iter().map(super::super::rules::Rule::matches).collect::<Vec<_>>(), [2, 1, 0]);
     }

@@ -120,6 +120,17 @@ pub struct Offload {
 }
 
 impl Load {
+    /// Checks that it is known which layers go to devices, if any do.
+    ///
+    /// # Errors
+    /// A sentence without a full stop.
+    pub fn check_layers(&self) -> Result<(), String> {
+        if self.layers > 0 || self.devices.is_empty() || self.gpu_layers == Some(0) {
+            return Ok(());
+        }
+        Err("layers is 0, so which layers go to the devices is not known: set layers to those of the model, or gpu_layers to 0".to_owned())
+    }
+
     /// The device of a layer, as an index; `None` is the CPU. Layer [`Load::layers`] is the output.
     pub fn device_of_layer(&self, layer: u32) -> Option<usize> {
         // Stock's arithmetic, in 64 bits so that no number of layers overflows.

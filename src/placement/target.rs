@@ -87,14 +87,36 @@ impl Targets {
     /// # Errors
     /// A sentence without a full stop.
     pub fn check_device(name: &str) -> Result<(), String> {
-        const ENDS_A_TARGET: [char; 3] = [',', ';', '='];
-        let shown = name.chars().take(80).collect::<String>();
-        match name.chars().find(|c| ENDS_A_TARGET.contains(c) || is_loud(*c)) {
-            _ if name.is_empty() => Err("the name of a device is empty".to_owned()),
-            Some(c) if is_loud(c) => Err(format!("the name of a device contains a control character: '{}'", shown.escape_debug())),
-            Some(c) => Err(format!("the name of a device contains '{c}', so no rule can name it: '{shown}'")),
-            None => Ok(()),
+        check_name(name, "the name of a device")
+    }
+
+    /// Checks the devices of a load, each with its host type: names that a rule can contain, none of them twice, none of them the CPU's or
+    /// Berth's. As in llama.cpp they differ in more than the case of their letters.
+    ///
+    /// # Errors
+    /// A sentence without a full stop.
+    pub fn check_devices<'a>(devices: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) -> Result<(), String> {
+        let own = Targets::new([""; 0]);
+        let is_own = |name: &str| own.names().any(|n| n.eq_ignore_ascii_case(name));
+        let mut seen: Vec<&str> = Vec::new();
+        for (name, host) in devices {
+            Targets::check_device(name)?;
+            if is_own(name) {
+                return Err(format!("'{name}' is host memory and no device that layers go to"));
+            }
+            if seen.iter().any(|n| n.eq_ignore_ascii_case(name)) {
+                return Err(format!("'{name}' is named twice"));
+            }
+            if let Some(host) = host {
+                check_name(host, "the host type of a device")?;
+                // CUDA's own type has the name that Berth's has.
+                if is_own(host) && host != Target::CudaHost.name() {
+                    return Err(format!("'{host}' is no page-locked memory of the device '{name}'"));
+                }
+            }
+            seen.push(name);
         }
+        Ok(())
     }
 
     /// The target of that name; names are case-sensitive, as in stock.
@@ -115,6 +137,19 @@ impl Targets {
         let most = wanted.chars().count().div_ceil(3);
         // Do not compare with something that no one can have meant: the time is the product of the lengths.
         self.names().filter(|_| wanted.len() <= 64).min_by_key(distance).filter(|t| distance(t) <= most)
+    }
+}
+
+fn check_name(name: &str, what: &str) -> Result<(), String> {
+    const ENDS_A_TARGET: [char; 3] = [',', ';', '='];
+    let shown = name.chars().take(80).collect::<String>();
+    // What a terminal would obey first: a name that has it is only shown escaped.
+    let fault = name.chars().find(|c| is_loud(*c)).or_else(|| name.chars().find(|c| ENDS_A_TARGET.contains(c)));
+    match fault {
+        _ if name.is_empty() => Err(format!("{what} is empty")),
+        Some(c) if is_loud(c) => Err(format!("{what} contains a control character: '{}'", shown.escape_debug())),
+        Some(c) => Err(format!("{what} contains '{c}', so no rule can name it: '{shown}'")),
+        None => Ok(()),
     }
 }
 
@@ -149,6 +184,24 @@ mod tests {
         }
         for (bad, said) in [("", "empty"), ("A=B", "'='"), ("a,b", "','"), ("a;b", "';'"), ("a\nb", "control"), ("a\u{202e}b", "control")] {
             assert!(Targets::check_device(bad).is_err_and(|e| e.contains(said)), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn devices_of_a_load_are_no_host_memory_and_named_once() {
+        let check = |devices: &[(&'static str, Option<&'static str>)]| Targets::check_devices(devices.iter().copied());
+        assert_eq!(check(&[]), Ok(()));
+        assert_eq!(check(&[("CUDA0", Some("CUDA_Host")), ("CUDA1", Some("CUDA_Host")), ("RPC0[127.0.0.1:50052]", None)]), Ok(()));
+        for (name, said) in
+            [("CPU", "'CPU' is host memory"), ("cpu_mmap", "host memory"), ("CUDA_Host", "host memory"), ("ARENA", "host memory")]
+        {
+            assert!(check(&[("CUDA0", None), (name, None)]).is_err_and(|e| e.contains(said)), "{name}");
+        }
+        assert_eq!(check(&[("CUDA0", None), ("Cuda0", None)]), Err("'Cuda0' is named twice".into()));
+        for (host, said) in
+            [("", "the host type of a device is empty"), ("a=b", "'='"), ("a=b,\u{1b}", "b,\\u{1b}'"), ("ARENA", "no page-locked")]
+        {
+            assert!(check(&[("CUDA0", Some(host))]).is_err_and(|e| e.contains(said)), "{host:?}");
         }
     }
 

@@ -236,16 +236,15 @@ fn devices(given: &[String]) -> Result<Vec<(&str, Option<&str>)>, String> {
     }
     for text in listed {
         let (name, host) = device(text);
-        Targets::check_device(name).and_then(|()| host.map_or(Ok(()), Targets::check_device))?;
         match name {
             "none" => return Err("'none' stands alone: there are other devices beside it".to_owned()),
             _ if name.eq_ignore_ascii_case("CPU") => {
                 return Err("the CPU is no device that layers go to; `none` is for no device at all".to_owned());
             }
-            _ if all.iter().any(|(n, _)| n.eq_ignore_ascii_case(name)) => return Err(format!("'{name}' is named twice")),
             _ => all.push((name, host)),
         }
     }
+    Targets::check_devices(all.iter().copied())?;
     Ok(all)
 }
 
