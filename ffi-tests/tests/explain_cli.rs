@@ -570,6 +570,8 @@ fn berth_auto_gives_the_experts_that_no_rule_names_to_the_mapping_as_the_plug_in
         assert_eq!(places(&e, "exps.weight"), want, "BERTH_AUTO={value}");
         assert_eq!(places(&e, "attn_q."), ["CPU"]);
     }
+    // A device that computes nothing takes nothing.
+    assert_eq!(places(&json_with(&[("BERTH_AUTO", "1"), ("BERTH_FUSE", "0")], &rule), "exps.weight"), ["ARENA", "CPU"]);
 }
 
 #[test]

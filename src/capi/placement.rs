@@ -356,6 +356,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_decision_gives_the_device_experts_in_just_the_formats_that_it_computes() {
+        use crate::gguf::GgmlType;
+        for info in GgmlType::known() {
+            let computed = i32::try_from(info.number).ok().and_then(crate::moe::WeightType::from_ggml).is_some();
+            assert_eq!(crate::placement::is_computed(GgmlType(info.number)), computed, "{}", info.name);
+        }
+    }
+
+    #[test]
     fn a_share_that_is_no_amount_is_refused_by_the_name_of_its_field() {
         let decide = |share: f32| {
             let device = DeviceDesc { name: c"CUDA0".as_ptr(), host_type: std::ptr::null(), share };

@@ -26,6 +26,8 @@ pub use decide::{DecideError, Decision, Memory, after_failure, decide};
 pub use ecma::MAX_PATTERN_BYTES;
 pub use explain::{Explanation, Machine, PlaceUse, Placed, RuleUse, Totals, Warning};
 pub use facts::Facts;
+#[cfg(test)]
+pub(crate) use load::is_computed;
 pub use load::{Device, LazyMode, Load, OFFLOAD_MIN_BATCH, Offload, Repack};
 pub use matcher::Hits;
 pub use names::{Name, Op, Part};

@@ -152,7 +152,8 @@ fn explain(args: &Args) -> Result<ExitCode, String> {
     let settings = config::get().cloned().unwrap_or_default();
     let load = Load {
         mmap: !args.no_mmap,
-        auto_experts: settings.auto,
+        // With BERTH_FUSE=0 the device claims nothing, experts included.
+        auto_experts: settings.auto && settings.fuse,
         offload_min_batch: Some(settings.offload_min_batch),
         devices: devices.iter().map(|(name, host)| Device::new(name, *host, 1.0)).collect(),
         gpu_layers: args.gpu.and_then(|l| l.0),
