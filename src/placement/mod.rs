@@ -3,6 +3,8 @@
 //! Owns: rules (the `-ot` grammar of stock llama.cpp), the decision for one tensor, its reason, and the explanation of a whole model. Pure: no
 //! allocation of weights, no file, no environment, no unsafe. Must not know: ggml's structs, buffers, how memory is had.
 
+mod automaton;
+mod budget;
 mod byte_set;
 mod bytes;
 mod decide;
@@ -21,6 +23,7 @@ mod rules;
 mod target;
 mod tensor;
 
+pub use budget::{SlowRule, StepLimit};
 pub use bytes::Bytes;
 pub use decide::{DecideError, Decision, Memory, after_failure, decide};
 pub use ecma::MAX_PATTERN_BYTES;
@@ -35,6 +38,6 @@ pub use pattern::{Pattern, TooSlow};
 pub use pattern_error::{PatternError, PatternFault};
 pub use reason::Reason;
 pub use rule_error::{RuleError, RuleFault};
-pub use rules::{MAX_RULES, Origin, Rule, Rules, SlowRule};
+pub use rules::{MAX_RULES, Origin, Rule, Rules};
 pub use target::{Target, Targets};
 pub use tensor::{Class, Flags, Tensor};
