@@ -3,6 +3,7 @@
 //! Owns: rules (the `-ot` grammar of stock llama.cpp), the decision for one tensor, its reason, and the explanation of a whole model. Pure: no
 //! allocation of weights, no file, no environment, no unsafe. Must not know: ggml's structs, buffers, how memory is had.
 
+mod architectures;
 mod automaton;
 mod budget;
 mod byte_set;
