@@ -202,7 +202,7 @@ impl LoadDesc {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn berth_load_init(load: *mut LoadDesc) -> Status {
     status("berth_load_init", || {
-        let from_environment = std::env::var("GGML_OP_OFFLOAD_MIN_BATCH").ok().and_then(|v| v.trim().parse::<i32>().ok());
+        let from_environment = std::env::var_os("GGML_OP_OFFLOAD_MIN_BATCH").map(|v| crate::config::host_number(&v));
         let value = LoadDesc {
             struct_size: 0,
             devices: std::ptr::null(),
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn berth_load_init(load: *mut LoadDesc) -> Status {
             layers: 0,
             experts: 0,
             experts_used: 0,
-            offload_min_batch: from_environment.filter(|n| *n >= 0).unwrap_or(OFFLOAD_MIN_BATCH as i32),
+            offload_min_batch: from_environment.unwrap_or(OFFLOAD_MIN_BATCH) as i32,
             mmap: true,
             no_host: false,
             repack: 0,
