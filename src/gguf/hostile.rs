@@ -211,7 +211,7 @@ fn a_tensor_without_data_beyond_the_end_of_the_file_is_read_and_noted() {
     assert_eq!(of(0), []);
     // The file has 512 bytes of data.
     assert_eq!(of(512), [Quirk::NotContiguous("none".into())]);
-    assert_eq!(of(544), [Quirk::NotContiguous("none".into()), Quirk::EmptyBeyondFile("none".into())]);
+    assert_eq!(of(544), [Quirk::EmptyBeyondFile("none".into()), Quirk::NotContiguous("none".into())]);
 }
 
 #[test]
