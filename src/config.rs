@@ -117,7 +117,7 @@ impl Config {
             strict: get("BERTH_STRICT").map_or(Ok(false), |v| parse_switch("BERTH_STRICT", &v))?,
             fuse: get("BERTH_FUSE").map_or(Ok(true), |v| parse_switch("BERTH_FUSE", &v))?,
             auto: get("BERTH_AUTO").map_or(Ok(false), |v| parse_switch("BERTH_AUTO", &v))?,
-            offload_min_batch: offload_min_batch(&get)?,
+            offload_min_batch: offload_min_batch(&lookup)?,
             report: get("BERTH_REPORT").map(|v| absolute("BERTH_REPORT", v)).transpose()?,
         };
         Ok(config)
@@ -125,12 +125,19 @@ impl Config {
 }
 
 fn offload_min_batch(get: &impl Fn(&str) -> Option<OsString>) -> Result<u32> {
-    if let Some(own) = get("BERTH_OFFLOAD_MIN_BATCH") {
+    if let Some(own) = get("BERTH_OFFLOAD_MIN_BATCH").filter(|v| !v.is_empty()) {
         let number = own.to_str().and_then(|v| v.parse().ok());
         return number.ok_or_else(|| bad("BERTH_OFFLOAD_MIN_BATCH", &own, "a number of tokens"));
     }
-    // The host reads its own variable with atoi, and so takes anything: what is no number is not Berth's to complain about.
-    Ok(get("GGML_OP_OFFLOAD_MIN_BATCH").and_then(|v| v.to_str()?.trim().parse().ok()).unwrap_or(OFFLOAD_MIN_BATCH))
+    Ok(get("GGML_OP_OFFLOAD_MIN_BATCH").map_or(OFFLOAD_MIN_BATCH, |v| host_number(&v)))
+}
+
+/// What the host makes of its own `GGML_OP_OFFLOAD_MIN_BATCH`: `atoi`, so blanks, a sign, and digits up to the first other character; 0 if there
+/// are none. Every batch is at least as large as a negative number, as it is as 0.
+pub fn host_number(value: &OsStr) -> u32 {
+    let bytes = value.as_encoded_bytes().trim_ascii_start();
+    let digits = bytes.strip_prefix(b"+").unwrap_or(bytes).iter().map_while(|b| b.is_ascii_digit().then(|| u32::from(b - b'0')));
+    digits.fold(0u32, |n, digit| n.saturating_mul(10).saturating_add(digit)).min(i32::MAX as u32)
 }
 
 fn default_arena_dir(get: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
@@ -189,6 +196,25 @@ mod tests {
     fn nothing_set_gives_the_defaults() {
         assert_eq!(from(&[]), Ok(Config::default()));
         assert_eq!(from(&[("BERTH_LOG", ""), ("BERTH_STRICT", "")]), Ok(Config::default()));
+    }
+
+    #[test]
+    fn the_hosts_threshold_is_read_as_the_host_reads_it() {
+        for (value, want) in [
+            ("64", 64),
+            (" 64", 64),
+            ("64x", 64),
+            ("+64", 64),
+            ("abc", 0),
+            ("-5", 0),
+            ("- 5", 0),
+            ("", 0),
+            ("6 4", 6),
+            ("9999999999", i32::MAX as u32),
+        ] {
+            assert_eq!(from(&[("GGML_OP_OFFLOAD_MIN_BATCH", value)]).unwrap().offload_min_batch, want, "'{value}'");
+        }
+        assert!(from(&[("BERTH_OFFLOAD_MIN_BATCH", "64x")]).is_err());
     }
 
     #[test]

@@ -19,7 +19,8 @@ static void expect(bool holds, const char *what) {
     }
 }
 
-enum { CPU_ONLY, GPU_NONE, GPU_ALL };
+/* AUTO: without a GPU, and Berth takes the experts that would go to the CPU. */
+enum { CPU_ONLY, GPU_NONE, GPU_ALL, AUTO };
 
 static const struct berth_device cuda = {"CUDA0", "CUDA_Host", 1.0f};
 
@@ -31,7 +32,8 @@ static struct berth_load circumstances(int machine, bool mmap) {
     load.experts = 128;
     load.experts_used = 8;
     load.offload_min_batch = 32;
-    if (machine != CPU_ONLY) {
+    load.auto_experts = machine == AUTO;
+    if (machine == GPU_NONE || machine == GPU_ALL) {
         load.devices = &cuda;
         load.n_devices = 1;
         load.gpu_layers = machine == GPU_ALL ? -1 : 0;
@@ -101,6 +103,15 @@ static const struct row rows[] = {
     {EXPERT, 0, "--cpu-moe", CPU_ONLY, true, "CPU", BERTH_MEMORY_MAPPED, 0, false, false, "rule_cpu"},
     {EXPERT, 0, "--n-cpu-moe 2", CPU_ONLY, true, "CPU", BERTH_MEMORY_MAPPED, 1, false, false, "rule_cpu"},
     {"blk.3.ffn_up_exps.weight", 0, "--n-cpu-moe 2", GPU_ALL, true, "CUDA0", BERTH_MEMORY_DEVICE, -1, false, false, "auto_device"},
+    /* BERTH_AUTO: experts that would go to the CPU, by rule or without; not their scales and biases. */
+    {EXPERT, 0, "", AUTO, true, "CPU_MMAP", BERTH_MEMORY_MAPPED, -1, false, false, "auto_berth"},
+    {EXPERT, 0, "", AUTO, false, "CPU_MMAP", BERTH_MEMORY_PAGEABLE, -1, false, false, "auto_berth"},
+    {EXPERT, 0, "exps=CPU", AUTO, true, "CPU_MMAP", BERTH_MEMORY_MAPPED, 0, false, false, "rule_cpu_berth"},
+    {EXPERT, 0, "--cpu-moe", AUTO, false, "CPU_MMAP", BERTH_MEMORY_PAGEABLE, 0, false, false, "rule_cpu_berth"},
+    {EXPERT, 0, "exps=ARENA", AUTO, true, "ARENA", BERTH_MEMORY_ARENA, 0, true, false, "rule_host"},
+    {"blk.1.ffn_up_exps.scale", 0, "", AUTO, true, "CPU", BERTH_MEMORY_MAPPED, -1, false, false, "auto_cpu"},
+    {"blk.1.ffn_up_exps.bias", 0, "exps=CPU", AUTO, true, "CPU", BERTH_MEMORY_MAPPED, 0, false, false, "rule_cpu"},
+    {"blk.1.ffn_up_shexp.weight", 0, "exp=CPU", AUTO, true, "CPU", BERTH_MEMORY_MAPPED, 0, false, false, "rule_cpu"},
     /* A rule names a device: kept, mmap or not. */
     {EXPERT, 0, "exps=CUDA0", GPU_NONE, true, "CUDA0", BERTH_MEMORY_DEVICE, 0, true, false, "rule_device"},
     {EXPERT, 0, "exps=CUDA0", GPU_NONE, false, "CUDA0", BERTH_MEMORY_DEVICE, 0, true, false, "rule_device"},

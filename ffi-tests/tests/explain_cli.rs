@@ -396,6 +396,23 @@ fn layers_for_a_gpu_that_is_not_named_and_layers_that_do_not_exist_are_warned_of
 }
 
 #[test]
+fn numbers_of_layers_below_zero_mean_what_they_mean_in_llama_cpp() {
+    // -1 is `auto`, -2 is `all`; only `all` is asked for, and so warned of without a device.
+    assert!(!explain(&[&small(), "-ngl", "-1"]).stdout.contains("no_device"));
+    assert!(explain(&[&small(), "-ngl", "-2"]).stdout.contains("WARNING no_device: All layers"));
+    for option in ["-ncmoe", "-ncffn"] {
+        let output = explain(&[&small(), option, "-1"]);
+        assert!(code(&output) == 2 && output.stderr.contains("a number of layers is expected"), "{}", output.stderr);
+    }
+}
+
+#[test]
+fn a_line_end_in_a_path_makes_no_second_line() {
+    let output = explain(&["/no\nsuch/model.gguf"]);
+    assert!(code(&output) == 1 && output.stderr.trim_end().lines().count() == 1, "{}", output.stderr);
+}
+
+#[test]
 fn help_and_version_that_cannot_be_written_are_a_failure() {
     for args in [&["--help"][..], &["--version"], &["explain", "--help"]] {
         let to = |path: &str| {
@@ -572,13 +589,21 @@ fn berth_auto_gives_the_experts_that_no_rule_names_to_the_mapping_as_the_plug_in
         assert_eq!(places(&e, "exps.weight"), want, "BERTH_AUTO={value}");
         assert_eq!(places(&e, "attn_q."), ["CPU"]);
     }
+    // A device that computes nothing takes nothing.
+    assert_eq!(places(&json_with(&[("BERTH_AUTO", "1"), ("BERTH_FUSE", "0")], &rule), "exps.weight"), ["ARENA", "CPU"]);
 }
 
 #[test]
 fn the_threshold_of_the_environment_is_the_one_that_explain_names() {
     let (own, host) = ("BERTH_OFFLOAD_MIN_BATCH", "GGML_OP_OFFLOAD_MIN_BATCH");
-    for (env, want) in [(&[][..], 32), (&[(host, "64")], 64), (&[(own, "8")], 8), (&[(host, "64"), (own, "8")], 8), (&[(host, "many")], 32)]
-    {
+    for (env, want) in [
+        (&[][..], 32),
+        (&[(host, "64")], 64),
+        (&[(own, "8")], 8),
+        (&[(host, "64"), (own, "8")], 8),
+        (&[(host, "64x")], 64),
+        (&[(host, "many")], 0),
+    ] {
         assert_eq!(json_with(env, &["-dev", "CUDA0"])["offload_min_batch"], want, "{env:?}");
     }
 }
@@ -608,6 +633,31 @@ fn doctor_notes_a_variable_that_berth_does_not_have_and_the_one_that_was_meant()
     let of = |name: &str| notes.iter().find(|f| f["found"].as_str().is_some_and(|t| t.contains(name))).unwrap_or_else(|| panic!("{name}"));
     assert!(of("BERTH_ARENADIR")["hint"].as_str().is_some_and(|h| h.contains("BERTH_ARENA_DIR")), "{notes:?}");
     assert!(of("BERTH_SOMETHING_ELSE_ALTOGETHER")["hint"].as_str().is_some_and(|h| !h.contains("is meant")), "{notes:?}");
+}
+
+#[test]
+fn a_default_arena_directory_that_cannot_be_made_is_not_honoured_and_one_that_can_is_not_made() {
+    let run = |cache: &Path, extra: &[&str]| {
+        let mut command = berth(&[&["explain", &small(), "-ot", "exps=ARENA"], extra].concat());
+        command.env("XDG_CACHE_HOME", cache);
+        ran(command, None)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let linked = dir.path().join("linked");
+    fs::create_dir(&linked).unwrap();
+    std::os::unix::fs::symlink("nowhere", linked.join("berth")).unwrap();
+    for cache in [Path::new("/proc"), Path::new("/sys"), &file, &dir.path().join("too/deep"), &linked] {
+        let lenient = run(cache, &[]);
+        assert!(code(&lenient) == 0 && lenient.stdout.contains("WARNING no_arena: "), "{}: {}", cache.display(), lenient.stdout);
+        assert_eq!(code(&run(cache, &["--strict"])), 1, "{}", cache.display());
+    }
+    let cache = dir.path().join("cache");
+    let output = run(&cache, &["--json"]);
+    let e: Value = serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout));
+    assert!(e["machine"]["arena_free"].as_u64().is_some() && !cache.exists(), "{}", e["machine"]);
+    assert_eq!(code(&run(&cache, &["--strict"])), 0);
 }
 
 #[test]

@@ -59,10 +59,35 @@ const RULE_SETS: &[&[Rule]] = &[
     &[Override(r"blk\.0\.=CPU_MMAP"), Override(r"blk\.[01]\.=ARENA"), NCpuMoe(99)],
 ];
 
-/// How the file is loaded: mapped or not, repacked or not.
-const WAYS: [(bool, bool); 3] = [(true, false), (true, true), (false, false)];
+/// How the file is loaded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Way {
+    mmap: bool,
+    repack: bool,
+    /// `BERTH_AUTO`.
+    auto: bool,
+}
 
-fn explained(model: &Model, rules: &[Rule], (mmap, repack): (bool, bool)) -> Explanation {
+const WAYS: [Way; 5] = [
+    Way { mmap: true, repack: false, auto: false },
+    Way { mmap: true, repack: true, auto: false },
+    Way { mmap: false, repack: false, auto: false },
+    Way { mmap: true, repack: false, auto: true },
+    Way { mmap: false, repack: true, auto: true },
+];
+
+impl Way {
+    /// The command is asked too. (Without repacking, so that it does not depend on this processor.)
+    fn is_asked_of_the_command(self) -> bool {
+        self.mmap && !self.repack
+    }
+
+    fn environment(self) -> [(&'static str, &'static str); 1] {
+        [("BERTH_AUTO", if self.auto { "1" } else { "0" })]
+    }
+}
+
+fn explained(model: &Model, rules: &[Rule], way: Way) -> Explanation {
     let mut all = Rules::new(Targets::new([""; 0]));
     for rule in rules {
         match *rule {
@@ -74,12 +99,13 @@ fn explained(model: &Model, rules: &[Rule], (mmap, repack): (bool, bool)) -> Exp
         .unwrap_or_else(|e| panic!("{e}\n{}", e.excerpt()));
     }
     let mut load = Facts::of(model.header()).load();
-    load.mmap = mmap;
-    load.repack = if repack { Repack::Avx2 } else { Repack::Off };
+    load.mmap = way.mmap;
+    load.repack = if way.repack { Repack::Avx2 } else { Repack::Off };
+    load.auto_experts = way.auto;
     Explanation::of_model(model, &all, &load, Machine::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn arguments(rules: &[Rule], (mmap, repack): (bool, bool)) -> Vec<String> {
+fn arguments(rules: &[Rule], Way { mmap, repack, .. }: Way) -> Vec<String> {
     let mut args: Vec<String> = Vec::new();
     let mut add = |words: &[&str]| args.extend(words.iter().map(|&w| w.to_owned()));
     add(&["-p", "x", "-n", "1", "-t", "1", "-no-cnv", "--no-warmup", "-fit", "off", "-lv", "5"]);
@@ -122,12 +148,12 @@ fn done(log: &str) -> Done {
 }
 
 /// Runs stock until its log is whole.
-fn stock(host: &Host, berth: &Path, model: &Path, rules: &[Rule], way: (bool, bool)) -> Done {
+fn stock(host: &Host, berth: &Path, model: &Path, rules: &[Rule], way: Way) -> Done {
     let arena = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the target directory is writable");
     for _ in 0..TRIES {
         let mut command = host.command("llama-completion");
         command.arg("-m").arg(model).args(arguments(rules, way));
-        command.env("GGML_BACKEND_PATH", berth).env("BERTH_ARENA_DIR", arena.path());
+        command.env("GGML_BACKEND_PATH", berth).env("BERTH_ARENA_DIR", arena.path()).envs(way.environment());
         let output = run::run(command, Duration::from_secs(120)).unwrap_or_else(|e| panic!("{e:#}"));
         let done = done(&format!("{}\n{}", output.stdout, output.stderr));
         if !done.buffers.is_empty() {
@@ -154,12 +180,12 @@ struct Compared {
     by_command: usize,
 }
 
-/// Places by rule as the command prints them. (Without repacking, so that it does not depend on this processor.)
-fn said_by_command(path: &Path, rules: &[Rule], (mmap, repack): (bool, bool)) -> BTreeMap<String, String> {
-    assert!(mmap && !repack);
+/// Places by rule as the command prints them.
+fn said_by_command(path: &Path, rules: &[Rule], way: Way) -> BTreeMap<String, String> {
+    assert!(way.is_asked_of_the_command());
     let mut command = Command::new(ffi_tests::berth_program().unwrap_or_else(|e| panic!("{e:#}")));
     run::clean_env(&mut command);
-    command.arg("explain").arg(path).args(["--json", "--no-repack"]);
+    command.arg("explain").arg(path).args(["--json", "--no-repack"]).envs(way.environment());
     for rule in rules {
         match *rule {
             Override(text) => command.args(["-ot", text]),
@@ -181,7 +207,7 @@ fn same_as_stock(host: &Host, path: &Path) {
     let mut compared = Compared::default();
     for (i, rules) in RULE_SETS.iter().enumerate() {
         for way in WAYS {
-            let what = format!("{}, rule set {i}, (mmap, repack) = {way:?}", path.display());
+            let what = format!("{}, rule set {i}, {way:?}", path.display());
             let e = explained(&model, rules, way);
             let done = stock(host, &berth, path, rules, way);
             let said: BTreeMap<String, String> =
@@ -189,7 +215,7 @@ fn same_as_stock(host: &Host, path: &Path) {
             assert_eq!(said, done.ruled, "{what}");
             compared.tensors += said.len();
             // The command says the same, and so do its readers learn it.
-            if way == WAYS[0] && !said.is_empty() {
+            if way.is_asked_of_the_command() && !said.is_empty() {
                 assert_eq!(said_by_command(path, rules, way), said, "{what}: berth explain --json");
                 compared.by_command += 1;
             }
@@ -237,6 +263,8 @@ architectures! {
     llama4_with_shared_experts_goes_where_explain_says: "llama4";
     deepseek2_with_a_dense_block_goes_where_explain_says: "deepseek2";
     grovemoe_with_chunked_experts_goes_where_explain_says: "grovemoe";
+    qwen3moe_with_scales_goes_where_explain_says: "qwen3moe";
+    bailingmoe3_with_scales_goes_where_explain_says: "bailingmoe3";
 }
 
 #[test]

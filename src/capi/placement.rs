@@ -206,7 +206,7 @@ impl LoadDesc {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn berth_load_init(load: *mut LoadDesc) -> Status {
     status("berth_load_init", || {
-        let from_environment = std::env::var("GGML_OP_OFFLOAD_MIN_BATCH").ok().and_then(|v| v.trim().parse::<i32>().ok());
+        let from_environment = std::env::var_os("GGML_OP_OFFLOAD_MIN_BATCH").map(|v| crate::config::host_number(&v));
         let value = LoadDesc {
             struct_size: 0,
             devices: std::ptr::null(),
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn berth_load_init(load: *mut LoadDesc) -> Status {
             layers: 0,
             experts: 0,
             experts_used: 0,
-            offload_min_batch: from_environment.filter(|n| *n >= 0).unwrap_or(OFFLOAD_MIN_BATCH as i32),
+            offload_min_batch: from_environment.unwrap_or(OFFLOAD_MIN_BATCH) as i32,
             mmap: true,
             no_host: false,
             repack: 0,
@@ -361,6 +361,15 @@ pub extern "C" fn berth_memory_text(memory: i32) -> *const c_char {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_decision_gives_the_device_experts_in_just_the_formats_that_it_computes() {
+        use crate::gguf::GgmlType;
+        for info in GgmlType::known() {
+            let computed = i32::try_from(info.number).ok().and_then(crate::moe::WeightType::from_ggml).is_some();
+            assert_eq!(crate::placement::is_computed(GgmlType(info.number)), computed, "{}", info.name);
+        }
+    }
 
     #[test]
     fn a_share_that_is_no_amount_is_refused_by_the_name_of_its_field() {

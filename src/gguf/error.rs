@@ -308,7 +308,7 @@ impl fmt::Display for ErrorKind {
                 write!(f, "No such file or directory; it is part {} of {count} of the model {}", no.saturating_add(1), File(first))
             }
             K::WrongPart { key, found: Some(found), expected } => write!(f, "{key} is {found}, expected {expected}"),
-            K::WrongPart { key, found: None, expected } => write!(f, "{key} is missing, expected {expected}"),
+            K::WrongPart { key, found: None, expected } => write!(f, "{key} is missing or no number from 0 up, expected {expected}"),
         }
     }
 }
@@ -327,7 +327,10 @@ mod tests {
         let missing = Error::io(0, &io::Error::from_raw_os_error(2)).in_file(Path::new("m.gguf"));
         assert_eq!(missing.to_string(), "m.gguf: No such file or directory (os error 2)", "a file that cannot be opened has no byte 0");
         assert!(Error::io(4096, &io::Error::from_raw_os_error(5)).to_string().starts_with("at byte 4096: "));
-        assert_eq!(fault(0, ErrorKind::WrongPart { key: "split.no", found: None, expected: 1 }), "m.gguf: split.no is missing, expected 1");
+        assert_eq!(
+            fault(0, ErrorKind::WrongPart { key: "split.no", found: None, expected: 1 }),
+            "m.gguf: split.no is missing or no number from 0 up, expected 1"
+        );
         let count = fault(16, ErrorKind::Count { what: "metadata pairs", count: 9, most: 2 });
         assert!(count.contains("9 metadata pairs are announced") && count.ends_with("; the download may be incomplete"), "{count}");
         let beyond = fault(24, ErrorKind::Truncated { what: "an array", need: u64::MAX, left: 3 });

@@ -43,6 +43,8 @@ pub enum Quirk {
     Misaligned(String),
     /// A tensor that does not start where the one before it ends.
     NotContiguous(String),
+    /// A tensor without data whose offset lies beyond the end of the file.
+    EmptyBeyondFile(String),
     /// A block format that this version does not know. Its size is taken from where the next tensor starts.
     UnknownType {
         /// The tensor.

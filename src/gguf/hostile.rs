@@ -203,6 +203,18 @@ fn layouts_that_only_stock_refuses_are_read_and_noted() {
 }
 
 #[test]
+fn a_tensor_without_data_beyond_the_end_of_the_file_is_read_and_noted() {
+    let of = |offset| {
+        let f = padded([counts(3, 1, 0), tensor(b"none", &[0], 0, offset)].concat());
+        Header::from_bytes(&f).unwrap().quirks().to_vec()
+    };
+    assert_eq!(of(0), []);
+    // The file has 512 bytes of data.
+    assert_eq!(of(512), [Quirk::NotContiguous("none".into())]);
+    assert_eq!(of(544), [Quirk::EmptyBeyondFile("none".into()), Quirk::NotContiguous("none".into())]);
+}
+
+#[test]
 fn unknown_format_takes_the_span_up_to_the_next_tensor() {
     let f = padded([counts(3, 3, 0), tensor(b"z", &[8], 139, 0), tensor(b"y", &[8], 0, 96), tensor(b"x", &[8], 200, 128)].concat());
     let h = Header::from_bytes(&f).unwrap();

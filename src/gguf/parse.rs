@@ -370,6 +370,10 @@ fn stock_layout(header: &Header, unknown: &[(u32, u64)], quirks: &mut Vec<Quirk>
         if !t.offset.is_multiple_of(alignment) {
             once(quirks, Quirk::Misaligned(t.name.to_owned()));
         }
+        let start = header.data_offset.checked_add(t.offset);
+        if t.bytes() == Some(0) && start.is_none_or(|start| start > header.file_len) {
+            once(quirks, Quirk::EmptyBeyondFile(t.name.to_owned()));
+        }
         if unknown.is_empty() && expected != Some(t.offset) {
             once(quirks, Quirk::NotContiguous(t.name.to_owned()));
         }

@@ -4,7 +4,9 @@
 //!
 //! The parts of a split model are named `NAME-00001-of-0000N.gguf`; the first holds the metadata. As in stock, it is the one to open.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -195,15 +197,17 @@ fn suffix(no: u64, count: u64) -> String {
     format!("-{:05}-of-{count:05}.gguf", no.saturating_add(1))
 }
 
-/// The file name without the part's suffix; `None` if it does not end in that suffix or is not UTF-8.
-fn prefix(path: &Path, no: u64, count: u64) -> Option<String> {
-    let name = path.file_name()?.to_str()?;
-    let prefix = name.strip_suffix(&suffix(no, count))?;
-    (!prefix.is_empty()).then(|| prefix.to_owned())
+/// The file name without the part's suffix; `None` if it does not end in that suffix. It may be no UTF-8.
+fn prefix(path: &Path, no: u64, count: u64) -> Option<OsString> {
+    let name = path.file_name()?.as_bytes();
+    let prefix = name.strip_suffix(suffix(no, count).as_bytes())?;
+    (!prefix.is_empty()).then(|| OsStr::from_bytes(prefix).to_owned())
 }
 
-fn part_path(sibling: &Path, prefix: &str, no: u64, count: u64) -> PathBuf {
-    sibling.with_file_name(format!("{prefix}{}", suffix(no, count)))
+fn part_path(sibling: &Path, prefix: &OsStr, no: u64, count: u64) -> PathBuf {
+    let mut name = prefix.to_owned();
+    name.push(suffix(no, count));
+    sibling.with_file_name(name)
 }
 
 #[cfg(test)]
@@ -223,6 +227,13 @@ mod tests {
         let path = dir.join(name);
         std::fs::write(&path, bytes).unwrap();
         path
+    }
+
+    #[test]
+    fn parts_are_found_whatever_the_bytes_of_their_names() {
+        let path = Path::new("/d").join(OsStr::from_bytes(b"\xff-00001-of-00002.gguf"));
+        let prefix = prefix(&path, 0, 2).unwrap();
+        assert_eq!(part_path(&path, &prefix, 1, 2), Path::new("/d").join(OsStr::from_bytes(b"\xff-00002-of-00002.gguf")));
     }
 
     #[test]

@@ -67,6 +67,24 @@ impl Directory {
         Ok(Directory { fd, path: path.to_owned(), in_memory })
     }
 
+    /// The directory above a missing `path` in which [`Directory::open`] would make it, without making anything. It has the same file system.
+    ///
+    /// # Errors
+    /// As `open`: what is above it is missing too, no directory, or not to be written to.
+    pub fn above(path: &Path, own_parent: bool) -> Result<Directory> {
+        let path: &Path = &path.components().collect::<PathBuf>();
+        let failed = |e: &std::io::Error| Error::os(format_args!("make the arena directory {}", path.display()), e);
+        if let Some(parent) = path.parent().filter(|p| own_parent && p.is_symlink()) {
+            return Err(Error::new(Status::Io, format!("arena directory {}: {} is a symbolic link", path.display(), parent.display())));
+        }
+        // As many levels as `make` makes.
+        let levels = if own_parent { 3 } else { 1 };
+        let nearest = path.ancestors().skip(1).take(levels).find(|p| p.symlink_metadata().is_ok());
+        let nearest = nearest.ok_or_else(|| failed(&std::io::ErrorKind::NotFound.into()))?;
+        // Links that lead to the user's cache or home are followed.
+        Directory::open(&nearest.canonicalize().map_err(|e| failed(&e))?, false)
+    }
+
     /// Its path as it was given.
     pub fn path(&self) -> &Path {
         &self.path

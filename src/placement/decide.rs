@@ -10,10 +10,11 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::budget::SlowRule;
 use super::load::Load;
 use super::names::{Op, Part};
 use super::reason::Reason;
-use super::rules::{Rules, SlowRule};
+use super::rules::Rules;
 use super::target::Target;
 use super::tensor::{Flags, Tensor};
 use crate::text::Name as Shown;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::architectures;
 use super::bytes::Bytes;
 use super::decide::{DecideError, Memory, asks_rules, decide_with};
 use super::facts::Facts;
@@ -16,6 +17,7 @@ use super::rules::{MAX_RULES, Origin, Rules};
 use super::target::Target;
 use super::tensor::{Class, Flags, Tensor};
 use crate::gguf::{Header, Model, Quirk, TensorInfo};
+use crate::text::Name;
 
 /// What is known of the machine; sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -217,6 +219,9 @@ impl Explanation {
                 Quirk::LongName(name) => format!("the name of tensor '{}' has 64 bytes or more", name.escape_debug()),
                 Quirk::Misaligned(name) => format!("tensor '{}' is not aligned", name.escape_debug()),
                 Quirk::NotContiguous(name) => format!("tensor '{}' does not start where the one before it ends", name.escape_debug()),
+                Quirk::EmptyBeyondFile(name) => {
+                    format!("tensor '{}' has no data and starts beyond the end of the file", name.escape_debug())
+                }
                 Quirk::UnknownType { tensor, ty } => format!("tensor '{}' has the unknown format {}", tensor.escape_debug(), ty.0),
             };
             self.warn("stock_refuses", format!("Stock llama.cpp 0.5.0 refuses this file: {what}."));
@@ -362,6 +367,10 @@ fn warn_of_settings(e: &mut Explanation, load: &Load) {
             "general.architecture is missing, empty or no text, so layers and experts are unknown; stock llama.cpp refuses this file.";
         e.warn("no_architecture", what.to_owned());
         return;
+    }
+    if !architectures::is_known(&e.model.architecture) {
+        let what = format!("it knows no architecture {}", Name(&e.model.architecture));
+        e.warn("stock_refuses", format!("Stock llama.cpp 0.5.0 refuses this file: {what}."));
     }
     let (said, key) = (e.model.layers, format!("{}.block_count", e.model.architecture));
     let Some(found) = e.tensors.iter().filter_map(|t| t.layer).max().map(|last| u64::from(last) + 1) else {
@@ -543,15 +552,15 @@ mod tests {
     #[test]
     fn a_number_of_layers_that_the_tensors_do_not_have_is_warned_of() {
         for (count, layers, said) in [
-            (Some(4_000_000_000), 2, Some("x.block_count says 4000000000 layers, but the tensors have 2.")),
-            (Some(5), 0, Some("x.block_count says 5 layers, but no tensor belongs to one.")),
-            (None, 2, Some("x.block_count gives no number of layers, and the tensors have 2.")),
+            (Some(4_000_000_000), 2, Some("llama.block_count says 4000000000 layers, but the tensors have 2.")),
+            (Some(5), 0, Some("llama.block_count says 5 layers, but no tensor belongs to one.")),
+            (None, 2, Some("llama.block_count gives no number of layers, and the tensors have 2.")),
             (Some(2), 2, None),
             (None, 0, None),
         ] {
-            let mut f = File::new(3).str("general.architecture", "x").tensor("token_embd.weight", &[32], 0);
+            let mut f = File::new(3).str("general.architecture", "llama").tensor("token_embd.weight", &[32], 0);
             if let Some(count) = count {
-                f = f.u32("x.block_count", count);
+                f = f.u32("llama.block_count", count);
             }
             for layer in 0..layers {
                 f = f.tensor(&format!("blk.{layer}.attn_q.weight"), &[32, 2], 0);
@@ -571,6 +580,15 @@ mod tests {
             let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
             assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), ["no_architecture"]);
         }
+    }
+
+    #[test]
+    fn a_file_of_an_architecture_that_stock_does_not_know_is_warned_of() {
+        let header = Header::from_bytes(&File::new(3).str("general.architecture", "wonder").bytes()).unwrap();
+        let rules = Rules::new(Targets::new([""; 0]));
+        let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
+        let warnings: Vec<_> = e.warnings.iter().map(|w| (w.code, w.message.as_str())).collect();
+        assert_eq!(warnings, [("stock_refuses", "Stock llama.cpp 0.5.0 refuses this file: it knows no architecture 'wonder'.")]);
     }
 
     fn gpu(load: &mut Load) {

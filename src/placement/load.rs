@@ -16,6 +16,11 @@ pub const OFFLOAD_MIN_BATCH: u32 = 32;
 /// A tensor that may be read lazily is so, by default, above this size.
 const LAZY_BYTES: u64 = 4 << 30;
 
+/// Whether Berth's compute device multiplies with experts of this format.
+pub(crate) fn is_computed(ty: GgmlType) -> bool {
+    matches!(ty.0, 0..=3 | 6..=8 | 10..=14 | 20 | 23 | 30 | 39)
+}
+
 /// A GPU that layers may go to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
@@ -177,9 +182,11 @@ impl Load {
         used && format && tensor.dims[1].is_multiple_of(8)
     }
 
-    /// Whether Berth's compute device is asked first for this weight and takes it.
+    /// Whether Berth's compute device is asked first for this weight and takes it: a matrix per expert, in a format that it computes. (Stock
+    /// asks about the scales of experts with the same op; those are one row.)
     pub(super) fn takes_for_berth(&self, tensor: &Tensor<'_>) -> bool {
-        self.auto_experts && tensor.class == Class::Expert && tensor.op == Op::MulMatId
+        let matrices = tensor.dims[1] > 1 || tensor.dims[2] > 1;
+        self.auto_experts && tensor.class == Class::Expert && tensor.op == Op::MulMatId && matrices && is_computed(tensor.ty)
     }
 
     /// When large batches over a host weight are computed on a GPU; `None` if never.
@@ -236,6 +243,18 @@ mod tests {
         assert!(!may(Repack::Avx2, t("blk.0.attn_q.weight", [256, 8, 1, 1], GgmlType::Q2_K)));
         assert!(may(Repack::Avx512, t("blk.0.attn_q.weight", [256, 8, 1, 1], GgmlType::Q2_K)));
         assert!(!may(Repack::Avx2, t("token_embd.weight", [256, 8, 1, 1], GgmlType::Q4_K)));
+    }
+
+    #[test]
+    fn the_device_takes_matrices_of_experts_in_formats_it_computes_and_not_their_scales() {
+        let l = Load { auto_experts: true, ..Load::default() };
+        let takes = |name, dims, ty| l.takes_for_berth(&Tensor::new(name, dims, ty, 1));
+        assert!(takes("blk.0.ffn_up_exps.weight", [256, 8, 4, 1], GgmlType::Q4_K));
+        assert!(takes("blk.0.ffn_up_exps.weight", [256, 8, 1, 1], GgmlType::Q4_K), "one expert");
+        assert!(!takes("blk.0.ffn_up_exps.weight", [256, 8, 4, 1], GgmlType(16)), "iq2_xxs");
+        assert!(!takes("blk.0.ffn_up_exps.scale", [4, 1, 1, 1], GgmlType::F32));
+        assert!(!takes("blk.0.ffn_up_exps.input_scale", [4, 1, 1, 1], GgmlType::F32));
+        assert!(!takes("blk.0.ffn_up_exps.bias", [8, 4, 1, 1], GgmlType::F32));
     }
 
     #[test]

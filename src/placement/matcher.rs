@@ -1,17 +1,20 @@
-//! All patterns at once.
+//! Which patterns are worth asking about a name.
 //!
-//! Owns: how the first matching pattern, or every one, is found for a name. Must not know: targets.
+//! Owns: the texts of which a name must contain one for a pattern to match, searched for all at once. Must not know: targets, how a pattern is
+//! asked.
 //!
-//! `--n-cpu-moe 60` makes 60 rules, and a model may have 200,000 tensors. So the patterns that need no backtracking run as one automaton,
-//! which reads the name once and reports all that match.
+//! `--n-cpu-moe 60` makes 60 rules, and a model may have 200,000 tensors. Of those rules at most one has a text that the name contains, so
+//! the others are not asked.
 
-use regex_automata::{Input, PatternSet, meta};
+use std::collections::HashMap;
 
-use super::pattern::{Pattern, linear_set};
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
+
+use super::pattern::Pattern;
 
 /// The patterns that match a name, by index, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hits(Vec<usize>);
+pub struct Hits(pub(super) Vec<usize>);
 
 impl Hits {
     /// The first pattern that matched.
@@ -27,57 +30,82 @@ impl Hits {
 
 #[derive(Debug)]
 pub(super) struct Matcher {
-    /// The patterns without backtracking, as one automaton, and their indices.
-    set: meta::Regex,
-    in_set: Vec<usize>,
-    /// Indices of the others.
-    backtracking: Vec<usize>,
+    finder: Option<AhoCorasick>,
+    /// Per text of the finder: the patterns to ask if a name contains it.
+    waiting: Vec<Vec<usize>>,
+    /// Patterns that are asked about every name.
+    always: Vec<usize>,
 }
 
 impl Matcher {
     pub(super) fn new<'a>(patterns: impl Iterator<Item = &'a Pattern>) -> Matcher {
-        let mut linear = Vec::new();
-        let (mut in_set, mut backtracking) = (Vec::new(), Vec::new());
-        for (i, pattern) in patterns.enumerate() {
-            if pattern.backtracks() {
-                backtracking.push(i);
-            } else {
-                linear.push(pattern);
-                in_set.push(i);
+        let keys: Vec<Vec<Vec<Vec<u8>>>> = patterns.map(Pattern::keys).collect();
+        // `blk` is in every rule and every name, `.17.` in one of them: the fewer patterns have a text, the more it tells.
+        let mut shared: HashMap<&[u8], usize> = HashMap::new();
+        for text in keys.iter().flatten().flatten() {
+            *shared.entry(text).or_default() += 1;
+        }
+        let worth = |key: &&Vec<Vec<u8>>| {
+            let patterns: usize = key.iter().map(|text| shared.get(text.as_slice()).copied().unwrap_or(0)).sum();
+            (patterns, std::cmp::Reverse(key.iter().map(Vec::len).min()))
+        };
+        let mut always = Vec::new();
+        let (mut texts, mut waiting): (Vec<&[u8]>, Vec<Vec<usize>>) = (Vec::new(), Vec::new());
+        let mut place: HashMap<&[u8], usize> = HashMap::new();
+        for (i, of_pattern) in keys.iter().enumerate() {
+            let Some(best) = of_pattern.iter().min_by_key(worth) else {
+                always.push(i);
+                continue;
+            };
+            for text in best {
+                let at = *place.entry(text).or_insert_with(|| {
+                    texts.push(text);
+                    waiting.push(Vec::new());
+                    texts.len() - 1
+                });
+                waiting[at].push(i);
             }
         }
-        Matcher { set: linear_set(&linear), in_set, backtracking }
+        let finder = AhoCorasick::builder().kind(Some(AhoCorasickKind::ContiguousNFA)).build(&texts).ok();
+        if finder.is_none() {
+            // Too many texts for it, which the limits of rules and of texts per rule exclude.
+            always = (0..keys.len()).collect();
+        }
+        Matcher { finder, waiting, always }
     }
 
-    /// The index of the first pattern that matches. `matches` asks one of those that backtrack.
-    pub(super) fn first<E>(&self, matches: &impl Fn(usize) -> Result<bool, E>, name: &str) -> Result<Option<usize>, E> {
-        let first = self.linear_hits(name).next();
-        for &i in self.backtracking.iter().take_while(|&&i| first.is_none_or(|first| i < first)) {
-            if matches(i)? {
-                return Ok(Some(i));
-            }
-        }
-        Ok(first)
+    /// The patterns to ask about `name`, in order. No other matches it.
+    pub(super) fn candidates(&self, name: &str) -> Vec<usize> {
+        let mut found: Vec<usize> =
+            self.finder.iter().flat_map(|f| f.find_overlapping_iter(name)).map(|hit| hit.pattern().as_usize()).collect();
+        found.sort_unstable();
+        found.dedup();
+        let mut asked = self.always.clone();
+        asked.extend(found.iter().flat_map(|&text| &self.waiting[text]));
+        asked.sort_unstable();
+        asked.dedup();
+        asked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates(patterns: &[&str], name: &str) -> Vec<usize> {
+        let patterns: Vec<Pattern> = patterns.iter().map(|p| Pattern::new(p).unwrap_or_else(|e| panic!("{p}: {e}"))).collect();
+        Matcher::new(patterns.iter()).candidates(name)
     }
 
-    /// All patterns that match, likewise.
-    pub(super) fn all<E>(&self, matches: &impl Fn(usize) -> Result<bool, E>, name: &str) -> Result<Hits, E> {
-        let mut hits: Vec<usize> = self.linear_hits(name).collect();
-        for &i in &self.backtracking {
-            if matches(i)? {
-                hits.push(i);
-            }
-        }
-        hits.sort_unstable();
-        Ok(Hits(hits))
-    }
-
-    fn linear_hits(&self, name: &str) -> impl Iterator<Item = usize> {
-        let mut found = PatternSet::new(self.in_set.len());
-        if !self.in_set.is_empty() {
-            self.set.which_overlapping_matches(&Input::new(name), &mut found);
-        }
-        let hits: Vec<usize> = found.iter().map(|id| self.in_set[id.as_usize()]).collect();
-        hits.into_iter()
+    #[test]
+    fn only_patterns_whose_rarest_text_is_in_the_name_are_asked() {
+        let name = "blk.17.ffn_up_exps.weight";
+        assert_eq!(candidates(&["blk.*7.*exps", "blk.*8.*exps", "blk.*1.*exps", "blk.*17.*exps"], name), [0, 2, 3]);
+        let layers: Vec<String> = (0..100).map(|i| format!(r"blk\.{i}\.ffn_(up|down|gate)_exps")).collect();
+        assert_eq!(candidates(&layers.iter().map(String::as_str).collect::<Vec<_>>(), name), [17]);
+        // What tells nothing, and what backtracks, is always asked.
+        assert_eq!(candidates(&[".*", "attn", "(?!attn)blk", "[0-9]+"], name), [0, 2, 3]);
+        assert_eq!(candidates(&[], name), [0; 0]);
+        assert_eq!(candidates(&["a"], ""), [0; 0]);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Owns: the choice of an engine and its bound in time. Must not know: rules and targets.
 //!
-//! A pattern without look-ahead and back-reference runs on `regex-automata`: linear in the name, whatever the pattern. (`std::regex` takes
-//! exponential time on some of these.) The others need backtracking and run on `fancy-regex` with a limit on its steps. They are tried on a few
+//! A pattern without look-ahead and back-reference runs on `regex-automata` (`automaton`): linear in the name, whatever the pattern.
+//! (`std::regex` takes exponential time on some of these.) The others need backtracking and run on `fancy-regex` with a limit on its steps. They are tried on a few
 //! long names when the rule is read, and refused then if they are slow; should one still reach the limit on a real name, that is an error
 //! and not a match or a miss. `regress`, which speaks JavaScript's grammar, has no such limit.
 
@@ -11,8 +11,8 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use fancy_regex::{BytesMode, Regex, RegexBuilder};
-use regex_automata::{MatchKind, meta, nfa::thompson::WhichCaptures, util::syntax};
 
+use super::automaton::{self, Automaton};
 use super::ecma::{Translation, translate};
 use super::pattern_error::{PatternError, PatternFault};
 
@@ -33,7 +33,8 @@ const NAME_BYTES: usize = 63;
 pub struct Pattern {
     text: String,
     translation: Translation,
-    linear: OnceLock<meta::Regex>,
+    /// Built when it is first asked.
+    automaton: OnceLock<Option<Automaton>>,
     backtracking: Option<Ladder>,
     trial_steps: u64,
 }
@@ -97,7 +98,7 @@ impl Pattern {
             }
             backtracking = Some(ladder);
         }
-        Ok(Pattern { text: text.to_owned(), translation, linear: OnceLock::new(), backtracking, trial_steps })
+        Ok(Pattern { text: text.to_owned(), translation, automaton: OnceLock::new(), backtracking, trial_steps })
     }
 
     /// The pattern as it was given.
@@ -113,12 +114,21 @@ impl Pattern {
         self.counted_match(name).0
     }
 
-    /// The same, and about how many steps of backtracking it took.
+    /// The same, and about how many steps of its engine it took.
     pub(super) fn counted_match(&self, name: &str) -> (Result<bool, TooSlow>, u64) {
-        match &self.backtracking {
-            Some(ladder) => ladder.is_match(&self.translation.text, name.as_bytes(), LIMITS.len()),
-            None => (Ok(self.linear.get_or_init(|| linear_set(&[self])).is_match(name)), 0),
+        if let Some(ladder) = &self.backtracking {
+            return ladder.is_match(&self.translation.text, name.as_bytes(), LIMITS.len());
         }
+        // What cannot be answered is refused, and not taken for a miss.
+        match self.automaton.get_or_init(|| Automaton::new(&self.translation.text)).as_ref().map(|a| a.is_match(name.as_bytes())) {
+            Some((matched, steps)) => (matched.ok_or(TooSlow), steps),
+            None => (Err(TooSlow), 0),
+        }
+    }
+
+    /// Ways to tell that it does not match ([`automaton::keys`]); none for one that backtracks.
+    pub(super) fn keys(&self) -> Vec<Vec<Vec<u8>>> {
+        if self.backtracks() { Vec::new() } else { automaton::keys(&self.translation.text) }
     }
 
     /// About how many steps of backtracking it took to try it out.
@@ -134,33 +144,6 @@ impl Pattern {
     pub(super) fn cost(&self) -> u64 {
         self.translation.cost
     }
-}
-
-/// All of `patterns`, none of which backtracks, as one automaton.
-pub(super) fn linear_set(patterns: &[&Pattern]) -> meta::Regex {
-    let config = meta::Config::new()
-        .utf8_empty(false)
-        // Without it only the leftmost match would be reported, of whichever pattern.
-        .match_kind(MatchKind::All)
-        .which_captures(WhichCaptures::None)
-        // Only the lazy automaton and, should it give up, the simulation are used to find all patterns that match.
-        .auto_prefilter(false)
-        .onepass(false)
-        .backtrack(false)
-        .dfa(false)
-        // The number of states is bounded by `Rules`, and so is memory.
-        .nfa_size_limit(None)
-        .hybrid_cache_capacity(32 << 20);
-    let texts: Vec<&str> = patterns.iter().map(|p| p.translation.text.as_str()).collect();
-    let syntax = syntax::Config::new().unicode(false).utf8(false);
-    let built = meta::Builder::new().configure(config).syntax(syntax).build_many(&texts);
-    debug_assert!(built.is_ok(), "{built:?}");
-    // `translate` writes nothing that this could refuse; a set that never matches would be the lesser evil to a panic in a host.
-    built.unwrap_or_else(|_| never())
-}
-
-fn never() -> meta::Regex {
-    meta::Regex::builder().build_many::<&str>(&[]).unwrap_or_else(|_| unreachable!("an empty set of patterns always compiles"))
 }
 
 fn backtracker(text: &str, steps: usize) -> Result<Regex, PatternError> {

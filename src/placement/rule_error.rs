@@ -4,8 +4,9 @@
 
 use std::fmt;
 
+use super::budget::BACKTRACKING;
 use super::pattern_error::PatternFault;
-use super::rules::{MAX_RULES, MAX_TOTAL_STEPS};
+use super::rules::MAX_RULES;
 use crate::text::printable;
 
 /// A rule that cannot be used.
@@ -79,7 +80,7 @@ impl fmt::Display for RuleFault {
             RuleFault::Pattern(fault) => write!(f, "{fault}"),
             RuleFault::UnknownTarget { name, nearest, known } => {
                 if name.is_empty() {
-                    write!(f, "there is no target behind the '='")?;
+                    write!(f, "the name of the target is empty")?;
                 } else {
                     write!(f, "unknown target '{}'", name.escape_debug())?;
                 }
@@ -96,8 +97,9 @@ impl fmt::Display for RuleFault {
             }
             RuleFault::TooSlowTogether => write!(
                 f,
-                "all rules together take more than the {MAX_TOTAL_STEPS} steps that there are to try them out, and this one takes most; avoid \
-                 back-references and repetitions beside repetitions"
+                "all rules together take more than the {} steps that there are to try them out, and this one takes most; avoid \
+                 back-references and repetitions beside repetitions",
+                BACKTRACKING.steps
             ),
             RuleFault::TooLargeTogether => f.write_str("the patterns of all rules together are too large"),
         }

@@ -9,11 +9,11 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::budget::{AUTOMATA, BACKTRACKING, Budget, SlowRule, StepLimit};
 use super::matcher::{Hits, Matcher};
 use super::pattern::Pattern;
 use super::rule_error::{RuleError, RuleFault};
 use super::target::{Target, Targets};
-use crate::text::Name as Shown;
 
 /// Stock keeps room for this many entries, the last of which ends the list (`llama_max_tensor_buft_overrides` in `llama.h`), so it takes 4095
 /// rules: with 4096, llama.cpp 0.5.0 stops at an assertion. Here 4096 are taken, since other loaders need no entry for the end;
@@ -22,13 +22,6 @@ pub const MAX_RULES: usize = 4096;
 
 /// All patterns together have at most about this many states, so that memory and time stay bounded.
 const MAX_TOTAL_COST: u64 = 1 << 19;
-
-/// Steps of backtracking that all rules together may take: to be tried out, and again on names. About a second. Patterns without look-ahead
-/// and back-reference take none.
-pub(super) const MAX_TOTAL_STEPS: u64 = 1 << 25;
-
-/// What every name adds to that, so that a long-lived process does not use it up: about 20 us, 16 rules with a look-ahead.
-const STEPS_PER_NAME: u64 = 1 << 10;
 
 /// What `--cpu-moe` matches (`LLM_FFN_EXPS_REGEX` in `common.h`): the experts of every architecture, merged, chunked, biases and scales.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
@@ -59,7 +52,7 @@ pub struct Rule {
     target: Target,
     origin: Origin,
     matches: AtomicU64,
-    /// Steps of backtracking so far.
+    /// Steps of its engine so far.
     steps: AtomicU64,
 }
 
@@ -85,33 +78,6 @@ impl Rule {
     }
 }
 
-/// A pattern reached its limit of steps on a name, or all rules together did.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SlowRule {
-    /// Which rule, from 0. Of all rules, the one that took most.
-    pub rule: usize,
-    /// On which name.
-    pub tensor: String,
-    /// How many steps all rules together had, if those were used up.
-    pub budget: Option<u64>,
-}
-
-impl std::fmt::Display for SlowRule {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (rule, tensor) = (self.rule + 1, Shown(&self.tensor));
-        match self.budget {
-            None => write!(f, "rule {rule} takes too many steps on tensor {tensor}; avoid repetitions inside repetitions"),
-            Some(budget) => write!(
-                f,
-                "all rules together took more than the {budget} steps that they have up to tensor {tensor}, and rule {rule} took most; avoid \
-                 back-references and repetitions beside repetitions"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for SlowRule {}
-
 /// An ordered list of rules.
 #[derive(Debug)]
 pub struct Rules {
@@ -120,9 +86,10 @@ pub struct Rules {
     cost: u64,
     /// Steps to try out all patterns.
     trial_steps: u64,
-    /// Names that were asked for, and the steps that the rules took on them.
+    /// Names that were asked for, and the steps that the rules took on them, per engine.
     names: AtomicU64,
-    steps: AtomicU64,
+    backtracking: Budget,
+    automata: Budget,
     matcher: OnceLock<Matcher>,
 }
 
@@ -135,7 +102,8 @@ impl Rules {
             cost: 0,
             trial_steps: 0,
             names: AtomicU64::new(0),
-            steps: AtomicU64::new(0),
+            backtracking: Budget::new(BACKTRACKING),
+            automata: Budget::new(AUTOMATA),
             matcher: OnceLock::new(),
         }
     }
@@ -244,7 +212,12 @@ impl Rules {
             return Ok(None);
         }
         self.names.fetch_add(1, Ordering::Relaxed);
-        self.matcher().first(&|rule| self.matches(rule, name), name)
+        for rule in self.matcher().candidates(name) {
+            if self.matches(rule, name)? {
+                return Ok(Some(rule));
+            }
+        }
+        Ok(None)
     }
 
     /// Every rule that matches `name`, in order. Does not count.
@@ -253,7 +226,13 @@ impl Rules {
     /// A pattern that reached its limit.
     pub fn all_matches(&self, name: &str) -> Result<Hits, SlowRule> {
         self.names.fetch_add(1, Ordering::Relaxed);
-        self.matcher().all(&|rule| self.matches(rule, name), name)
+        let mut hits = Vec::new();
+        for rule in self.matcher().candidates(name) {
+            if self.matches(rule, name)? {
+                hits.push(rule);
+            }
+        }
+        Ok(Hits(hits))
     }
 
     pub(super) fn count_match(&self, rule: usize) {
@@ -262,18 +241,20 @@ impl Rules {
         }
     }
 
-    /// Asks a rule that backtracks, within what all of them may take.
+    /// Asks a rule, within what all of its engine may take.
     fn matches(&self, rule: usize, name: &str) -> Result<bool, SlowRule> {
-        let slow = |rule, budget| SlowRule { rule, tensor: name.to_owned(), budget };
-        let budget = MAX_TOTAL_STEPS.saturating_add(self.names.load(Ordering::Relaxed).saturating_mul(STEPS_PER_NAME));
-        if self.steps.load(Ordering::Relaxed) > budget {
-            let steps = |i: &usize| self.rules[*i].steps.load(Ordering::Relaxed);
-            return Err(slow((0..self.rules.len()).max_by_key(steps).unwrap_or(rule), Some(budget)));
+        let slow = |rule, limit| SlowRule { rule, tensor: name.to_owned(), limit };
+        let backtracks = self.rules[rule].pattern.backtracks();
+        let budget = if backtracks { &self.backtracking } else { &self.automata };
+        if let Some(all) = budget.used_up(self.names.load(Ordering::Relaxed)) {
+            let same = (0..self.rules.len()).filter(|&i| self.rules[i].pattern.backtracks() == backtracks);
+            let slowest = same.max_by_key(|&i| self.rules[i].steps.load(Ordering::Relaxed)).unwrap_or(rule);
+            return Err(slow(slowest, if backtracks { StepLimit::Backtracking(all) } else { StepLimit::Automata(all) }));
         }
         let (matched, steps) = self.rules[rule].pattern.counted_match(name);
         self.rules[rule].steps.fetch_add(steps, Ordering::Relaxed);
-        self.steps.fetch_add(steps, Ordering::Relaxed);
-        matched.map_err(|_| slow(rule, None))
+        budget.take(steps);
+        matched.map_err(|_| slow(rule, StepLimit::OnOneName))
     }
 
     fn matcher(&self) -> &Matcher {
@@ -306,7 +287,7 @@ impl Rules {
             return Err(RuleError { rule: number, column: column(text, rule.at), text: text.to_owned(), fault });
         }
         let trial_steps = self.trial_steps + trial_steps(&parsed);
-        if trial_steps > MAX_TOTAL_STEPS {
+        if trial_steps > BACKTRACKING.steps {
             return Err(too_slow_together(&parsed, text.unwrap_or(""), self.rules.len() + 1));
         }
         (self.cost, self.trial_steps) = (cost, trial_steps);
@@ -364,7 +345,7 @@ fn parse_list(targets: &Targets, text: &str, list: &str, mut at: usize, separato
         let pattern = Pattern::new(pattern).map_err(|e| fault(at + e.at, RuleFault::Pattern(e.fault)))?;
         steps += pattern.trial_steps();
         parsed.push(Parsed { at, pattern, target });
-        if steps > MAX_TOTAL_STEPS {
+        if steps > BACKTRACKING.steps {
             return Err(too_slow_together(&parsed, text, first));
         }
         at += rule.len() + separator.len_utf8();
@@ -389,6 +370,7 @@ fn column(text: &str, at: usize) -> usize {
 mod tests {
     use super::*;
     use crate::placement::PatternFault;
+    use crate::placement::budget::Limit;
 
     fn rules() -> Rules {
         Rules::new(Targets::new(["CUDA0", "CUDA1", "RPC1[127.0.0.1:50053]"]))
@@ -454,7 +436,7 @@ mod tests {
         assert!(text.contains("rule 2, column 15: unknown target 'CUDA_Hots'; did you mean CUDA_Host?"), "{text}");
         assert!(text.contains("? Known: CPU, CPU_MMAP, CUDA_Host, ARENA, CUDA0, CUDA1, RPC1[127.0.0.1:50053]"), "{text}");
         for (typed, said) in [
-            ("a=", "column 3: there is no target behind the '='. Known: CPU, "),
+            ("a=", "column 3: the name of the target is empty. Known: CPU, "),
             ("a=the moon", "unknown target 'the moon'. Known: CPU, "),
             (
                 "a=ARENA;b=ARENA",
@@ -562,7 +544,25 @@ mod tests {
     fn random_rule_sets_find_the_same_rule_as_one_pattern_after_the_other() {
         let seed = fastrand::u64(..);
         let mut rng = fastrand::Rng::with_seed(seed);
-        const PARTS: [&str; 12] = ["blk", r"\.", "1", "[0-9]", "ffn", "up", "exps", ".*", "weight", "$", "(?!0)", "(a|e)"];
+        const PARTS: [&str; 17] = [
+            "blk",
+            r"\.",
+            "1",
+            "[0-9]",
+            "ffn",
+            "up",
+            "exps",
+            ".*",
+            "weight",
+            "$",
+            "(?!0)",
+            "(a|e)",
+            "(up|exps)",
+            "(k|)",
+            "{2}",
+            r"\b",
+            "[]",
+        ];
         for _ in 0..60 {
             let mut r = rules();
             while r.len() < rng.usize(1..40) {
@@ -600,7 +600,7 @@ mod tests {
         let text = |n: usize| (0..n).map(|i| format!(r"(.).*.*\1Q{i}=CPU")).collect::<Vec<_>>().join(",");
         let mut r = rules();
         let error = r.parse(&text(4000)).unwrap_err();
-        assert!(error.fault == RuleFault::TooSlowTogether && error.to_string().contains(&MAX_TOTAL_STEPS.to_string()), "{error}");
+        assert!(error.fault == RuleFault::TooSlowTogether && error.to_string().contains(&BACKTRACKING.steps.to_string()), "{error}");
         assert!(error.rule >= 1 && error.column >= 1 && r.is_empty());
         // One by one, they count together too.
         let refused = (0..4000).map(|i| r.push(&format!(r"(.).*.*\1Q{i}"), "CPU")).find_map(Result::err);
@@ -610,8 +610,58 @@ mod tests {
         r.parse(&format!("exps=CPU,{},^(?!.*q)x=CPU", text(5))).unwrap_or_else(|e| panic!("{e}"));
         let name = |i: usize| format!("blk.{i}.a_name_that_is_as_long_as_names_are_with_Q");
         let slow = (0..1_000_000).find_map(|i| r.all_matches(&name(i)).err()).unwrap();
-        assert!(slow.budget.is_some_and(|b| b >= MAX_TOTAL_STEPS) && (1..6).contains(&slow.rule), "{slow}");
+        assert!(matches!(slow.limit, StepLimit::Backtracking(b) if b >= BACKTRACKING.steps) && (1..6).contains(&slow.rule), "{slow}");
         assert!(slow.to_string().contains(&format!("rule {}", slow.rule + 1)), "{slow}");
+    }
+
+    /// What is asked of a model of so many tensors with these rules: the steps, or the rule at fault.
+    fn asked(rules: &Rules, layers: usize) -> Result<u64, SlowRule> {
+        for layer in 0..layers {
+            for base in
+                ["attn_q", "attn_k", "attn_v", "attn_output", "attn_norm", "ffn_norm", "ffn_up_exps", "ffn_gate_exps", "ffn_down_exps"]
+            {
+                rules.all_matches(&format!("blk.{layer}.{base}.weight"))?;
+            }
+        }
+        Ok(rules.automata.taken())
+    }
+
+    #[test]
+    fn rules_that_made_one_automaton_explode_take_few_steps_per_name() {
+        for pattern in ["blk.*N.*exps", "(a|b|c|.*)*N.*.*.*.*", r"^blk\..*N\..*weight"] {
+            let text: Vec<String> = (0..100).map(|i| pattern.replace('N', &i.to_string()) + "=CPU").collect();
+            let steps = asked(&parsed(&text.join(",")), 200).unwrap_or_else(|e| panic!("{pattern}: {e}"));
+            // Of 200,000 names, a hundredth was asked about.
+            assert!(steps * 100 < AUTOMATA.steps, "{pattern}: {steps}");
+        }
+    }
+
+    #[test]
+    fn a_model_with_as_many_rules_as_there_may_be_is_not_refused() {
+        // Of a layer each; all with the same texts, so that each is asked about every expert; and with none, so about every tensor.
+        for (pattern, layers) in
+            [(r"blk\.N\.ffn_(up|gate|down)_exps", 111), ("^blk.*ffn_(up|[N]).*exps", 10), ("^[^N]+[.]?[^a][^N][.]", 10)]
+        {
+            let text: Vec<String> = (0..4096).map(|i| pattern.replace('N', &i.to_string()) + "=CPU").collect();
+            let steps = asked(&parsed(&text.join(",")), layers).unwrap_or_else(|e| panic!("{pattern}: {e}"));
+            // What 1000 tensors would take: all steps but those that build the automata are the same for each.
+            let whole = steps * 1000 / (layers as u64 * 9);
+            assert!(whole < AUTOMATA.steps, "{pattern}: {whole} of {} steps", AUTOMATA.steps);
+        }
+    }
+
+    #[test]
+    fn rules_that_take_too_many_steps_together_are_refused_by_the_number_of_the_slowest() {
+        let mut r = parsed("exps=CPU,[^q]+[a-z]+[.][^q][^q][^q][^q][^q][^q][^q][^q]!?$=CPU,attn=CPU");
+        r.automata = Budget::new(Limit { steps: 1 << 20, per_name: 1 });
+        let slow = asked(&r, 100_000).unwrap_err();
+        assert!(matches!(slow.limit, StepLimit::Automata(all) if all > 1 << 20), "{slow:?}");
+        assert_eq!(slow.rule, 1);
+        assert!(r.automata.taken() <= (1 << 21), "no more than one name beyond it: {}", r.automata.taken());
+        let text = slow.to_string();
+        assert!(text.contains("rule 2 took most") && text.contains("steps"), "{text}");
+        // It stays refused: there is no wrong answer later on.
+        assert!(r.first_match("blk.1.nothing").is_err());
     }
 
     #[test]
@@ -623,7 +673,9 @@ mod tests {
         for i in 0..1000 {
             r.all_matches(&format!("blk.{i}.ffn_gate_exps.weight")).unwrap_or_else(|e| panic!("{e}"));
         }
-        let taken = r.steps.load(Ordering::Relaxed);
-        assert!(taken > 0 && taken <= 1000 * STEPS_PER_NAME, "{taken} steps: then no number of names is too many");
+        for (budget, limit) in [(&r.backtracking, BACKTRACKING), (&r.automata, AUTOMATA)] {
+            let taken = budget.taken();
+            assert!(taken > 0 && taken <= 1000 * limit.per_name, "{taken} steps: then no number of names is too many");
+        }
     }
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use berth::config::{self, Config};
 use berth::gguf::Model;
+use berth::log::one_line;
 use berth::memory::{arena, pinned, system};
 use berth::moe::isa;
 use berth::placement::{Device, Explanation, Facts, Load, Machine, Repack, Rules, Target, Targets, render};
@@ -53,10 +54,14 @@ struct Layers(Option<u32>);
 /// As llama.cpp reads it; "auto" there means as many as fit, which only it can know. "all" is a number, so that it is seen to be asked for.
 fn layers(text: &str) -> Result<Layers, String> {
     match text {
-        "auto" => Ok(Layers(None)),
-        "all" | "-1" => Ok(Layers(Some(u32::MAX))),
+        "auto" | "-1" => Ok(Layers(None)),
+        "all" | "-2" => Ok(Layers(Some(u32::MAX))),
         number => number.parse().map(|n| Layers(Some(n))).map_err(|_| "a number, all or auto is expected".to_owned()),
     }
+}
+
+fn first_layers(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "a number of layers is expected".to_owned())
 }
 
 /// The rules in the order they were typed, which decides.
@@ -80,10 +85,10 @@ struct Declared {
     #[arg(long, action = clap::ArgAction::Append, num_args = 0, default_missing_value = "true", value_name = "")]
     cpu_moe: Vec<bool>,
     /// The experts of the first N layers to CPU. Also -ncmoe.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = first_layers, allow_hyphen_values = true)]
     n_cpu_moe: Vec<u32>,
     /// The dense feed-forward weights of the first N layers to CPU. Also -ncffn.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = first_layers, allow_hyphen_values = true)]
     n_cpu_ffn: Vec<u32>,
 }
 
@@ -132,11 +137,15 @@ pub(crate) fn long_spelling(arg: OsString) -> OsString {
 
 /// Prints the explanation.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    crate::finish("explain", explain(args))
+    // Of all messages only that about a rule has several lines; a path in another must not add one.
+    let explained = devices(&args.devices)
+        .map_err(|e| one_line(&format!("--device: {e}")))
+        .and_then(|devices| Ok((rules(args, &devices)?, devices)))
+        .and_then(|(rules, devices)| explain(args, &rules, &devices).map_err(|e| one_line(&e)));
+    crate::finish("explain", explained)
 }
 
-fn explain(args: &Args) -> Result<ExitCode, String> {
-    let devices = devices(&args.devices).map_err(|e| format!("--device: {e}"))?;
+fn rules(args: &Args, devices: &[(&str, Option<&str>)]) -> Result<Rules, String> {
     let mut rules = Rules::new(Targets::new(devices.iter().map(|d| d.0)));
     for arg in &args.rules.0 {
         let added = match arg {
@@ -145,22 +154,27 @@ fn explain(args: &Args) -> Result<ExitCode, String> {
             RuleArg::NCpuMoe(n) => rules.n_cpu_moe(*n),
             RuleArg::NCpuFfn(n) => rules.n_cpu_ffn(*n),
         };
-        added.map_err(|e| format!("{e}\n{}", e.excerpt()))?;
+        added.map_err(|e| format!("{}\n{}", one_line(&e.to_string()), e.excerpt()))?;
     }
+    Ok(rules)
+}
+
+fn explain(args: &Args, rules: &Rules, devices: &[(&str, Option<&str>)]) -> Result<ExitCode, String> {
     let model = Model::open(&args.model).map_err(|e| e.to_string())?;
     // What is wrong with a setting is a warning of the explanation; the defaults stand in for it.
     let settings = config::get().cloned().unwrap_or_default();
     let load = Load {
         mmap: !args.no_mmap,
-        auto_experts: settings.auto,
+        // With BERTH_FUSE=0 the device claims nothing, experts included.
+        auto_experts: settings.auto && settings.fuse,
         offload_min_batch: Some(settings.offload_min_batch),
         devices: devices.iter().map(|(name, host)| Device::new(name, *host, 1.0)).collect(),
         gpu_layers: args.gpu.and_then(|l| l.0),
         repack: if args.no_repack { Repack::Off } else { repack() },
         ..Facts::of(model.header()).load()
     };
-    let machine = machine(&rules);
-    let explained = Explanation::of_model(&model, &rules, &load, machine).map_err(|e| e.to_string())?;
+    let machine = machine(rules);
+    let explained = Explanation::of_model(&model, rules, &load, machine).map_err(|e| e.to_string())?;
     if let Some(path) = &args.html {
         let inode = |p: &std::path::Path| std::fs::metadata(p).map(|m| (m.dev(), m.ino())).ok();
         if model.parts().iter().any(|part| inode(path).is_some_and(|i| inode(part.path()) == Some(i))) {
@@ -210,14 +224,10 @@ fn arena_directory(config: &Config, machine: &mut Machine) {
         machine.no_arena = Some("neither BERTH_ARENA_DIR nor XDG_CACHE_HOME nor HOME is set".to_owned());
         return;
     };
-    // A directory that Berth would make is made when a model is loaded, and is not missed before. It will lie where the nearest one above does.
-    if config.arena_dir_is_default && !path.exists() && !path.is_symlink() {
-        let above = path.ancestors().find(|p| p.exists());
-        let kind = above.and_then(system::file_system);
-        machine.arena_in_memory = kind.filter(|k| matches!(k.as_str(), "tmpfs" | "ramfs")).map(|_| path.display().to_string());
-        return;
-    }
-    match arena::Directory::open(path, config.arena_dir_is_default).and_then(|d| d.try_file().map(|()| d)) {
+    // A directory that Berth would make is made when a model is loaded, and not before. It will lie where the nearest one above does.
+    let missing = !path.exists() && !path.is_symlink();
+    let open = if missing { arena::Directory::above } else { arena::Directory::open };
+    match open(path, config.arena_dir_is_default).and_then(|d| d.try_file().map(|()| d)) {
         Ok(directory) => {
             machine.arena_free = directory.free_bytes().ok();
             machine.arena_in_memory = directory.in_memory.then(|| path.display().to_string());

@@ -35,11 +35,9 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
 fn summary(out: &mut String, e: &Explanation) {
     let m = &e.model;
     let name = m.name.as_deref().filter(|n| !n.is_empty()).unwrap_or("(no name)");
+    let architecture = if m.architecture.is_empty() { "(no architecture)" } else { m.architecture.as_str() };
     let experts = if m.experts > 0 { format!(", {} experts, {} used", m.experts, m.experts_used) } else { String::new() };
-    line(
-        out,
-        format_args!("{}: {}, {} layers{experts}, {} tensors", printable(name), printable(&m.architecture), m.layers, e.tensor_count),
-    );
+    line(out, format_args!("{}: {}, {} layers{experts}, {} tensors", printable(name), printable(architecture), m.layers, e.tensor_count));
     let t = &e.totals;
     let lacking = |place: Target| e.places.iter().filter(|p| p.place == place && e.lacks(&place).is_some()).map(|p| p.copied).sum::<u64>();
     let (not_pinned, no_arena) = (lacking(Target::CudaHost), lacking(Target::Arena));
@@ -52,7 +50,10 @@ fn summary(out: &mut String, e: &Explanation) {
         ("asked to be in an arena, which this machine does not have", no_arena),
         ("on devices", t.device),
     ];
-    let shown: Vec<String> = parts.iter().filter(|p| p.1 > 0).map(|(what, n)| format!("{} {what}", Bytes(*n))).collect();
+    let mut shown: Vec<String> = parts.iter().filter(|p| p.1 > 0).map(|(what, n)| format!("{} {what}", Bytes(*n))).collect();
+    if shown.is_empty() {
+        shown.push("there is nothing to load".to_owned());
+    }
     line(out, format_args!("mmap {}: {}", if e.mmap { "on" } else { "off" }, shown.join(", ")));
     if let Some(available) = e.machine.available {
         let limit = e.machine.memlock.map_or(String::new(), |l| format!(", limit for locked memory {}", Bytes(l)));

@@ -143,3 +143,12 @@ fn page_of_a_huge_model_stays_small() {
     assert!(page.len() < 4 << 20, "{}", page.len());
     assert!(page.contains("further") && page.contains("more lines are left out"));
 }
+
+#[test]
+fn a_file_without_architecture_and_tensors_has_whole_sentences() {
+    let header = Header::from_bytes(&File::new(3).bytes()).unwrap();
+    let rules = Rules::new(Targets::new([""; 0]));
+    let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
+    let text = table(&e, false);
+    assert!(text.starts_with("(no name): (no architecture), 0 layers, 0 tensors\nmmap on: there is nothing to load\n"), "{text}");
+}
