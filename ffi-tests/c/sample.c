@@ -1,4 +1,4 @@
-// To be preloaded: where the process spends its time. Every millisecond of processor time, the address at which the running thread is goes to
+// To be preloaded: where the process spends its time. At each tick of processor time (1 to 10 ms), the address at which the running thread is goes to
 // a list; at the end the list and the map of the process are written to the file that SAMPLE_TO names. For machines without `perf`.
 
 #define _GNU_SOURCE

@@ -1,7 +1,7 @@
 //! `cargo xtask profile`: where stock llama-bench spends its time, with the experts computed by Berth and by llama.cpp; the result is
 //! docs/profile.md.
 //!
-//! A sampler is preloaded (`ffi-tests/c/sample.c`): each millisecond of processor time it notes where the running thread is. `nm` gives the
+//! A sampler is preloaded (`ffi-tests/c/sample.c`): at each tick of processor time it notes where the running thread is. `nm` gives the
 //! addresses their names, and the names are put together into what a graph is made of.
 
 use std::collections::BTreeMap;
@@ -104,8 +104,9 @@ impl Names {
         };
         let object = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let function = self.functions.get(path).and_then(|f| f.range(..=address - begin).next_back());
-        // Waiting is told by the library alone, whichever of its functions it is.
-        function.map_or(object.clone(), |(_, name)| if object.contains("gomp") { object } else { name.clone() })
+        // Of the system's libraries only exported functions have names, and an address belongs to one of the others as a rule.
+        let nameless = ["libgomp", "libc.", "libm.", "ld-linux"].iter().any(|system| object.starts_with(system));
+        function.map_or(object.clone(), |(_, name)| if nameless { object } else { name.clone() })
     }
 }
 
@@ -121,13 +122,19 @@ fn functions(object: &Path) -> Result<BTreeMap<u64, String>> {
             if let (Some(address), Some(kind), Some(name)) = (fields.next(), fields.next(), fields.next())
                 && let (Ok(address), "t" | "T" | "w" | "W" | "i") = (u64::from_str_radix(address, 16), kind)
             {
-                found
-                    .entry(address)
-                    .or_insert_with(|| name.split(['(', '<']).next().unwrap_or(name).trim_start_matches("void ").to_owned());
+                found.entry(address).or_insert_with(|| plain_name(name));
             }
         }
     }
     Ok(found)
+}
+
+/// A name without types: `void (anonymous namespace)::gemm<4>(int)` is `gemm`.
+fn plain_name(name: &str) -> String {
+    let name = name.replace("(anonymous namespace)::", "");
+    let name = name.strip_prefix("void ").unwrap_or(&name);
+    let short = name.split(['(', '<']).next().unwrap_or(name);
+    if short.is_empty() { name.to_owned() } else { short.to_owned() }
 }
 
 /// One run, sampled.
@@ -164,7 +171,7 @@ impl Profile {
 fn profile(host: &Host, model: &Path, library: &Path, sampler: &Path, args: &Args, prompt: u32, side: Side) -> Result<Profile> {
     let to = tempfile::NamedTempFile::new()?;
     let mut command = speed::command(host, model, library, args.threads, &[prompt], side);
-    command.args(["-r", "8"]).env("LD_PRELOAD", sampler).env("SAMPLE_TO", to.path());
+    command.args(["-r", "20"]).env("LD_PRELOAD", sampler).env("SAMPLE_TO", to.path());
     let tokens_per_second = speed::samples(command)?.first().context("llama-bench ran nothing")?.avg_ts;
     let text = fs::read_to_string(to.path())?;
     let (addresses, maps): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| !line.contains(' '));
@@ -233,7 +240,7 @@ fn tables(test: &str, sides: &[(&str, Profile)]) -> Result<String> {
 fn document(args: &Args, host: &Host, tables: &str) -> String {
     format!(
         "# Where the time goes\n\nWritten by `cargo xtask profile --layers {} --format {} --threads {}`. {}, llama-bench of {} (ggml {}), a model with the experts of \
-         Qwen3-30B-A3B (2048 x 768, 128 experts, 8 used) in {} blocks, random weights. Sampled once in each millisecond of processor time; the time of loading is left \
+         Qwen3-30B-A3B (2048 x 768, 128 experts, 8 used) in {} blocks, random weights. Sampled at each tick of the processor time that the kernel counts (1 to 10 ms); the time of loading is left \
          out. A function that a compiler has put into its caller counts as the caller.\n\n{}\n",
         args.layers,
         args.format,
@@ -258,6 +265,13 @@ mod tests {
         let name = names.at(part_of as fn(&str) -> &'static str as usize as u64);
         assert_eq!(name, "xtask::profile::part_of");
         assert_eq!(names.at(0), "?");
+    }
+
+    #[test]
+    fn names_lose_their_types() {
+        assert_eq!(plain_name("void (anonymous namespace)::gemm<4>(int)"), "gemm");
+        assert_eq!(plain_name("ggml_vec_dot_f32"), "ggml_vec_dot_f32");
+        assert_eq!(plain_name("<A as B>::c"), "<A as B>::c");
     }
 
     #[test]
