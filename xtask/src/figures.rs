@@ -79,6 +79,22 @@ struct Bench {
     seconds: f64,
 }
 
+/// Reads memory as fast as these threads can, to tell what a machine gives just now.
+pub(crate) struct Meter(Bench);
+
+impl Meter {
+    /// Compiled into `dir`.
+    pub(crate) fn new(library: &Path, dir: &Path) -> Result<Meter> {
+        Ok(Meter(Bench { program: compile(library, dir)?, library: dir.to_owned(), seconds: 0.1 }))
+    }
+
+    /// GB/s.
+    pub(crate) fn read(&self, threads: usize) -> Result<f64> {
+        let case = Case { geometry: "512,256,8,2", gate: "q4_k", down: "q4_k", tokens: &[1], threads, skewed: false, tier: None };
+        Ok(self.0.points(case)?[0].read_gb_per_s)
+    }
+}
+
 impl Bench {
     fn points(&self, case: Case<'_>) -> Result<Vec<Point>> {
         let mut command = Command::new(&self.program);

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ffi_tests::gguf::Type;
+use ffi_tests::gguf::{Gguf, TensorInfo, Type};
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::models::{self, Spec};
 use ffi_tests::run::{self, clean_env};
@@ -88,14 +88,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ensure!(args.rounds > 0 && !args.tokens.is_empty(), "nothing to measure");
     let library = shell::berth()?;
     let host = hosts::get(HOST).with_context(|| "llama-bench comes from a stock build")?;
+    let scratch = tempfile::tempdir()?;
+    let meter = figures::Meter::new(&library, scratch.path())?;
     let mut page = String::new();
     for format in &args.formats {
         let model = model(format, args.layers)?;
         let mut speeds = Speeds::new();
+        let mut read = Vec::new();
         for round in 0..args.rounds {
             // Another order each time: no side is always the one after the same other.
             for i in 0..Side::ALL.len() {
                 let side = Side::ALL[(i + round) % Side::ALL.len()];
+                read.push(meter.read(args.threads as usize)?);
                 let mut command = command(&host, &model, &library, args.threads, &args.tokens, side);
                 command.args(["-r", "2"]);
                 for sample in samples(command)? {
@@ -106,6 +110,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
         }
         page += &table(format, &speeds)?;
+        if speeds.contains_key(&0) {
+            page += &limit(read_per_token(&model)?, &read, &speeds);
+        }
     }
     println!("\n{page}");
     if !args.dry {
@@ -189,6 +196,28 @@ fn table(format: &str, speeds: &Speeds) -> Result<String> {
     Ok(text)
 }
 
+/// Bytes of weights that are read to make a token: all but the table of tokens, and of the experts those that are used.
+fn read_per_token(model: &Path) -> Result<f64> {
+    let gguf = Gguf::open(model)?;
+    let (used, experts) = (8.0, 128.0);
+    let of = |t: &TensorInfo| if t.name.contains("_exps.") { t.bytes as f64 * used / experts } else { t.bytes as f64 };
+    Ok(gguf.tensors().iter().filter(|t| t.name != "token_embd.weight").map(of).sum())
+}
+
+/// What memory allows, one token at a time.
+fn limit(bytes: f64, read: &[f64], speeds: &Speeds) -> String {
+    let most = median(read) * 1e9 / bytes;
+    let best = |berth: bool| speeds[&0].iter().filter(|(s, _)| (**s == Side::Berth) == berth).map(|(_, v)| median(v)).fold(0.0, f64::max);
+    format!(
+        "One token reads {:.0} MB of weights. Memory was read at {} GB/s before each of the runs, which allows {most:.0} t/s: Berth made {:.0} % of that, stock \
+         {:.0} %.\n\n",
+        bytes / 1e6,
+        range(read),
+        100.0 * best(true) / most,
+        100.0 * best(false) / most
+    )
+}
+
 fn document(args: &Args, host: &Host, tables: &str) -> String {
     format!(
         "# Speed in stock llama-bench\n\nWritten by `cargo xtask speed --layers {} --formats {} --rounds {} --threads {}`. {}, llama-bench of {} (ggml {}), models with the experts of \
@@ -222,6 +251,10 @@ mod tests {
         sides.insert(Side::Berth, vec![300.0, 100.0, 250.0]);
         let text = table("q4_k", &speeds).unwrap();
         assert!(text.contains("| pp512 | 100.0 (90.0 to 102.0) | repack on, tiled on | 250.0 (100.0 to 300.0) | 2.50 |"), "{text}");
+        let generated = speeds.entry(0).or_default();
+        generated.extend([(Side::ALL[1], vec![40.0]), (Side::Berth, vec![90.0, 80.0, 85.0])]);
+        let text = limit(400e6, &[39.0, 40.0, 41.0], &speeds);
+        assert!(text.contains("reads 400 MB") && text.contains("allows 100 t/s: Berth made 85 % of that, stock 40 %"), "{text}");
         speeds.get_mut(&512).unwrap().remove(&Side::Berth);
         assert!(table("q4_k", &speeds).is_err());
     }
