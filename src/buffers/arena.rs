@@ -46,6 +46,8 @@ fn warn_once_about_memory(directory: &arena::Directory) {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         let path = directory.path().display();
-        log::warning!("{path} is a file system in memory: an arena there takes RAM like ordinary memory; choose one on a disk (BERTH_ARENA_DIR)");
+        log::warning!(
+            "{path} is a file system in memory: an arena there takes RAM like ordinary memory; choose one on a disk (BERTH_ARENA_DIR)"
+        );
     });
 }
