@@ -3,6 +3,10 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 
+use anyhow::Result;
+
+use crate::tools;
+
 /// Whether a skip is a failure: `CI` is set (to something else than empty, `0` or `false`), or `BERTH_STRICT_TESTS=1`.
 pub fn strict() -> bool {
     let set = |name| std::env::var(name).is_ok_and(|v| !matches!(v.as_str(), "" | "0" | "false"));
@@ -20,5 +24,20 @@ pub fn skipped(what: &str, why: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(log) = std::env::var_os("BERTH_SKIP_LOG") {
         let _ = OpenOptions::new().append(true).create(true).open(log).and_then(|mut f| f.write_all(line.as_bytes()));
+    }
+}
+
+/// What was to be had, or a skip if something outside the project is missing for it.
+///
+/// # Panics
+/// With any other error.
+pub fn available<T>(what: &str, got: Result<T>) -> Option<T> {
+    match got {
+        Ok(got) => Some(got),
+        Err(error) if tools::is_missing(&error) => {
+            skipped(what, &error.root_cause().to_string());
+            None
+        }
+        Err(error) => panic!("{error:#}"),
     }
 }

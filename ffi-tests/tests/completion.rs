@@ -12,11 +12,12 @@ mod placed;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use common::{Scratch, TYPES, available, berth, experts, splits};
+use common::{Scratch, TYPES, berth, experts, splits};
 use ffi_tests::gguf::Type;
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::models::{self, Spec};
 use ffi_tests::run::{Generation, Options, agree, greedy_text, until_whole};
+use ffi_tests::skip;
 use placed::{assert_placed, placement_only};
 
 /// The one build of llama.cpp whose tools and test programs there are.
@@ -49,14 +50,14 @@ architectures! {
 
 fn architecture(arch: &str) {
     let Some(host) = hosts::require(HOST) else { return };
-    let Some(model) = available("models of test-llama-archs", models::of_architecture(&host, arch)) else { return };
+    let Some(model) = skip::available("models of test-llama-archs", models::of_architecture(&host, arch)) else { return };
     same_in_every_type_and_mode(&host, &model, &sampled("0102030405060708"));
 }
 
 #[test]
 fn a_language_model_says_the_same() {
     let Some(host) = hosts::require(HOST) else { return };
-    let Some(model) = available("the language model", models::smollm_moe()) else { return };
+    let Some(model) = skip::available("the language model", models::smollm_moe()) else { return };
     let stock = same_in_every_type_and_mode(&host, &model, &Options::default());
     assert!(stock.text.contains("Paris"), "{:?}", stock.text);
 }

@@ -9,7 +9,7 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Scratch, TYPES, available, berth, experts, splits};
+use common::{Scratch, TYPES, berth, experts, splits};
 use ffi_tests::cache::say;
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::report::Report;
@@ -46,7 +46,7 @@ fn says_paris(what: &str, made: &Generation) {
 #[test]
 fn the_experts_in_every_type_are_computed_on_the_device_as_one_operation() {
     let Some(host) = hosts::require(HOST) else { return };
-    let Some(model) = available("the language model", models::smollm_moe()) else { return };
+    let Some(model) = skip::available("the language model", models::smollm_moe()) else { return };
     let experts = experts(&model);
     for ty in TYPES {
         let (made, report) = generate(&host, &model, &format!("exps={ty}"), &[]);
@@ -67,7 +67,7 @@ fn the_experts_in_every_type_are_computed_on_the_device_as_one_operation() {
 #[test]
 fn auto_takes_the_experts_without_a_rule() {
     let Some(host) = hosts::require(HOST) else { return };
-    let Some(model) = available("the language model", models::smollm_moe()) else { return };
+    let Some(model) = skip::available("the language model", models::smollm_moe()) else { return };
     let (made, report) = generate(&host, &model, "", &[("BERTH_AUTO", "1")]);
     says_paris("BERTH_AUTO=1", &made);
     let mut placed: Vec<&str> = report.buffers.iter().flat_map(|b| &b.tensors).map(|t| t.name.as_str()).collect();
@@ -79,7 +79,7 @@ fn auto_takes_the_experts_without_a_rule() {
 #[test]
 fn switched_off_it_computes_nothing() {
     let Some(host) = hosts::require(HOST) else { return };
-    let Some(model) = available("the language model", models::smollm_moe()) else { return };
+    let Some(model) = skip::available("the language model", models::smollm_moe()) else { return };
     let (made, report) = generate(&host, &model, "exps=CPU_MMAP", &[("BERTH_FUSE", "0")]);
     says_paris("BERTH_FUSE=0", &made);
     assert_eq!((report.blocks.fused, report.blocks.node_by_node), (0, 0));
@@ -90,7 +90,7 @@ fn switched_off_it_computes_nothing() {
 #[test]
 fn distributions_are_those_of_stock_but_for_rounding() {
     let Some(host) = hosts::require(HOST) else { return };
-    let Some(model) = available("the language model", models::smollm_moe()) else { return };
+    let Some(model) = skip::available("the language model", models::smollm_moe()) else { return };
     if host.tool("llama-perplexity").is_none() {
         return skip::skipped("distributions", "the host has no llama-perplexity");
     }

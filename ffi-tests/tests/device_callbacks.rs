@@ -13,7 +13,7 @@ use device::{RULE, berth, blocks, floats, with_berth};
 use ffi_tests::gguf::{Gguf, Type};
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::run::{self, Options, until_whole};
-use ffi_tests::{models, skip, tools};
+use ffi_tests::{models, skip};
 use scratch::Scratch;
 
 const HOST: &str = "sdist-dl";
@@ -49,11 +49,7 @@ fn nodes(stdout: &str) -> Vec<(String, f64)> {
 /// Every node is there in the same order, with nearly the same sum.
 fn every_node_is_seen(arch: &str, of_experts: &[&str]) {
     let Some(host) = hosts::require(HOST) else { return };
-    let model = match models::of_architecture(&host, arch) {
-        Ok(model) => model,
-        Err(error) if tools::is_missing(&error) => return skip::skipped(arch, &error.root_cause().to_string()),
-        Err(error) => panic!("{error:#}"),
-    };
+    let Some(model) = skip::available(arch, models::of_architecture(&host, arch)) else { return };
     let scratch = Scratch::new();
     let args = ["-p", "0102030405060708", "-n", "2"];
     let run = |with| {

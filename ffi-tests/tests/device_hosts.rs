@@ -22,7 +22,7 @@ use ffi_tests::gguf::{Gguf, Type, Value, Writer};
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::report::Blocks;
 use ffi_tests::run::{Options, Server, agree, greedy_text, until_whole};
-use ffi_tests::{models, skip, tools};
+use ffi_tests::{models, skip};
 use scratch::Scratch;
 use serde_json::{Value as Json, json};
 use servers::{assert_fused, compare, four_clients, sampled};
@@ -176,11 +176,7 @@ impl Drop for Remote {
 #[test]
 fn next_to_a_gpu_experts_are_one_operation_if_the_rule_names_all_that_belongs_to_them() {
     let Some(host) = hosts::require(HOST) else { return };
-    let model = match models::of_architecture(&host, "gpt-oss") {
-        Ok(model) => model,
-        Err(error) if tools::is_missing(&error) => return skip::skipped("gpt-oss", &error.root_cause().to_string()),
-        Err(error) => panic!("{error:#}"),
-    };
+    let Some(model) = skip::available("gpt-oss", models::of_architecture(&host, "gpt-oss")) else { return };
     let remote = Remote::start(&host);
     let generate = |options: Options| {
         let options = options.arg(&["--rpc", &remote.address, "-ngl", "99", "--temp", "1", "--seed", "3"]);
@@ -205,11 +201,7 @@ fn next_to_a_gpu_experts_are_one_operation_if_the_rule_names_all_that_belongs_to
 #[test]
 fn a_host_that_cannot_tell_what_is_used_elsewhere_is_computed_node_by_node() {
     let Some(host): Option<Host> = hosts::require(HOST) else { return };
-    let model = match models::smollm_moe() {
-        Ok(model) => model,
-        Err(error) if tools::is_missing(&error) => return skip::skipped("the language model", &error.root_cause().to_string()),
-        Err(error) => panic!("{error:#}"),
-    };
+    let Some(model) = skip::available("the language model", models::smollm_moe()) else { return };
     let scratch = Scratch::new();
     let Some(hide) = preload::library("hide_can_fuse", scratch.path(), &[]) else { return };
     let options = with_berth(Options { tokens: 8, ..Options::default() }, &scratch).env("LD_PRELOAD", hide.display().to_string());

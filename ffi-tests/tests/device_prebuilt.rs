@@ -20,7 +20,7 @@ use std::time::Duration;
 use device::{RULE, berth, blocks, floats, with_berth};
 use ffi_tests::hosts;
 use ffi_tests::run::{self, Options, Server};
-use ffi_tests::{models, skip, tools};
+use ffi_tests::{models, skip};
 use greedy::harness;
 use scratch::Scratch;
 use servers::{assert_fused, compare, four_clients, sampled};
@@ -33,14 +33,7 @@ const FLOAT_LAYERS: u64 = 2;
 const LANGUAGE_LAYERS: u64 = 30;
 
 fn language_model() -> Option<PathBuf> {
-    match models::smollm_moe() {
-        Ok(model) => Some(model),
-        Err(error) if tools::is_missing(&error) => {
-            skip::skipped("the language model", &error.root_cause().to_string());
-            None
-        }
-        Err(error) => panic!("{error:#}"),
-    }
+    skip::available("the language model", models::smollm_moe())
 }
 
 /// The tokens that a host's libraries make, without Berth and with Berth computing: every block of every step, each as one operation.

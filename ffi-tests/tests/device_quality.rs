@@ -19,7 +19,7 @@ use ffi_tests::hosts::{self, Host};
 use ffi_tests::models::{self, Experts, Spec, Split};
 use ffi_tests::report::Report;
 use ffi_tests::run::{self, Output, until_whole};
-use ffi_tests::{berth_lib, skip, tools};
+use ffi_tests::{berth_lib, skip};
 use full::full;
 use scratch::Scratch;
 
@@ -138,11 +138,7 @@ fn perplexity(host: &Host, model: &Path, args: &[&OsStr], with: Option<&Scratch>
 fn a_language_model_is_as_near_to_f16_as_with_llama_cpp() {
     let Some(host) = hosts::require(HOST) else { return };
     let experts_as = |experts_as| models::smollm_split(&Split { experts_as, ..Split::default() });
-    let f16 = match experts_as(Experts::As(Type::F16)) {
-        Ok(model) => model,
-        Err(error) if tools::is_missing(&error) => return skip::skipped("the language model", &error.root_cause().to_string()),
-        Err(error) => panic!("{error:#}"),
-    };
+    let Some(f16) = skip::available("the language model", experts_as(Experts::As(Type::F16))) else { return };
     let scratch = Scratch::new();
     let base = Base::new(&host, &f16, &scratch);
     // Kept as they are: Q4_1.

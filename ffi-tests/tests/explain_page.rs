@@ -7,20 +7,13 @@ use std::time::Duration;
 
 use ffi_tests::browser::Browser;
 use ffi_tests::models::{self, Spec};
-use ffi_tests::{berth_program, run, skip, tools};
+use ffi_tests::{berth_program, run, skip};
 
 /// Windows, in CSS pixels: the one that the page is made for, a small laptop, a telephone.
 const WIDTHS: [u32; 3] = [1280, 900, 390];
 
 fn browser() -> Option<Browser> {
-    match Browser::start() {
-        Ok(browser) => Some(browser),
-        Err(error) if tools::is_missing(&error) => {
-            skip::skipped("the page in a browser", &error.root_cause().to_string());
-            None
-        }
-        Err(error) => panic!("{error:#}"),
-    }
+    skip::available("the page in a browser", Browser::start())
 }
 
 fn page(model: &Path, args: &[&str], dir: &Path) -> std::path::PathBuf {

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Scratch, TYPES, available, berth, experts, splits};
+use common::{Scratch, TYPES, berth, experts, splits};
 use ffi_tests::hosts::{self, Expect, Host};
-use ffi_tests::models;
 use ffi_tests::run::{self, Options, Output, Server};
+use ffi_tests::{models, skip};
 use greedy::harness;
 use placed::{assert_placed, placement_only};
 
@@ -147,7 +147,7 @@ fn server_answers_the_same(id: &str) {
 fn prepare(id: &str) -> Option<(Host, &'static Path, PathBuf)> {
     let host = hosts::require(id)?;
     let harness = harness()?;
-    Some((host, harness, available("the language model", models::smollm_moe())?))
+    Some((host, harness, skip::available("the language model", models::smollm_moe())?))
 }
 
 /// A run of the harness.

@@ -70,6 +70,21 @@ const KV_HEADS: u64 = 2;
 const HEAD: u64 = 64;
 
 impl Spec {
+    /// 1.2 GiB of experts in Q8_0, which the stock CPU backend does not repack on x86-64: stock maps them.
+    pub const LARGE: Spec = Spec {
+        layers: 6,
+        embd: 1024,
+        ff: 1024,
+        experts: 64,
+        used: 4,
+        ty: Type::Q8_0,
+        family: Family::Qwen3Moe,
+        vocab: 512,
+        down: None,
+        dense: Type::Q8_0,
+        seed: 2,
+    };
+
     /// Bytes of all experts.
     pub fn expert_bytes(&self) -> Result<u64> {
         let gate_and_up = 2 * self.ty.bytes(&[self.embd, self.ff, self.experts])?;

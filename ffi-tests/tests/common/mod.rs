@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
 use ffi_tests::gguf::Gguf;
 use ffi_tests::report::Report;
-use ffi_tests::{skip, tools};
 
 /// The buffer types under test, as typed in `-ot`.
 pub(crate) const TYPES: [&str; 3] = ["CPU_MMAP", "CUDA_Host", "ARENA"];
@@ -58,18 +56,6 @@ pub(crate) fn splits(stderr: &str) -> Vec<u32> {
         found.extend(numbers.map(|digits| digits.parse::<u32>().expect("a number of splits")));
     }
     found
-}
-
-/// A model, or a skip if what it is made from is not to be had.
-pub(crate) fn available(what: &str, model: Result<PathBuf>) -> Option<PathBuf> {
-    match model {
-        Ok(model) => Some(model),
-        Err(error) if tools::is_missing(&error) => {
-            skip::skipped(what, &error.root_cause().to_string());
-            None
-        }
-        Err(error) => panic!("{error:#}"),
-    }
 }
 
 /// The plug-in under test.
