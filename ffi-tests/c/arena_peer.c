@@ -249,13 +249,23 @@ static void strict(const char *directory, const char *bad) {
     berth_arena_close(arena);
 }
 
+/* With BERTH_TEST_BAD_SETTING and a variable of a bad value, instead of all else. */
+static void bad_setting(const char *directory) {
+    struct berth_arena *arena = NULL;
+    CHECK(berth_arena_open(directory, "bad", MIB, -1, &arena) == BERTH_STATUS_CONFIG);
+    CHECK(berth_arena_open(NULL, "bad", MIB, -1, &arena) == BERTH_STATUS_CONFIG);
+    CHECK(arena == NULL);
+}
+
 int main(int argc, char **argv) {
     if (argc != 4) {
         fprintf(stderr, "see the top of arena_peer.c\n");
         return 2;
     }
     berth_log_set(on_message, NULL);
-    if (getenv("BERTH_STRICT") != NULL) {
+    if (getenv("BERTH_TEST_BAD_SETTING") != NULL) {
+        bad_setting(argv[1]);
+    } else if (getenv("BERTH_STRICT") != NULL) {
         strict(argv[1], argv[2]);
     } else {
         pieces_of_a_file(argv[1]);

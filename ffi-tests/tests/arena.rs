@@ -66,6 +66,18 @@ fn a_file_system_without_room_is_told_and_ordinary_memory_serves() {
 }
 
 #[test]
+fn a_bad_setting_is_an_error_even_where_nothing_depends_on_it() {
+    let scratch = Scratch::new();
+    let program = build(&scratch);
+    for (name, value) in [("BERTH_FILL", "odd"), ("BERTH_REPORT", "relative")] {
+        let mut command = peer::plain(&program);
+        command.arg(scratch.dir("arena")).args(["/dev/null", "-"]).env(name, value).env("BERTH_TEST_BAD_SETTING", "1");
+        let said = peer::succeeds(command);
+        assert_eq!(said.stdout, "ok: 3 checks\n", "{name}");
+    }
+}
+
+#[test]
 fn strict_refuses_what_would_not_lie_in_the_file() {
     let scratch = Scratch::new();
     let mut command = peer::plain(build(&scratch));

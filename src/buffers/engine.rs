@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{arena, permit};
+use crate::config;
 use crate::error::{Error, Result};
 use crate::memory::{HUGE_PAGE, Region, arena as file, pageable::Pageable, round_up};
 use crate::report::{self, Fallback, Place, Reason};
@@ -38,8 +39,10 @@ impl EngineArena {
     /// be no file, its pieces are plain memory: without a directory nothing is said of it, otherwise it is reported as a fallback.
     ///
     /// # Errors
-    /// For a capacity of 0 and a node that does not exist; in strict mode, if there can be no file.
+    /// If a `BERTH_*` variable has a bad value; for a capacity of 0 and a node that does not exist; in strict mode, if there can be no file.
     pub fn open(directory: Option<&Path>, name: &str, capacity: usize, node: Option<u32>) -> Result<EngineArena> {
+        // A bad setting is told at once, and not first where a fallback depends on it.
+        config::get()?;
         if capacity == 0 {
             return Err(Error::invalid("an arena of 0 bytes"));
         }

@@ -20,7 +20,9 @@ pub struct Arena {
 ///
 /// `directory` NULL or "" means no file: every piece is ordinary memory, and nothing is said of it. Where a file was asked for and cannot be
 /// had (the directory is missing, a link, not writable; the disk is full), the arena opens all the same, with ordinary memory; that is logged once and
-/// stands in the report (`berth_report_json`) with its reason. With `BERTH_STRICT=1` it is an error.
+/// stands in the report (`berth_report_json`) with its reason. With `BERTH_STRICT=1` it is an error, and so is any `BERTH_*` variable with a bad value.
+///
+/// After a `fork`, parent and child share the file: the child must take no piece, and may close the arena.
 ///
 /// `numa` is the number of a NUMA node, or -1 for none in particular. Ordinary memory then comes from there, as far as it has any. Pages of a file
 /// lie on the node of the thread that first writes to them: fill each part from a thread of its node.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::config;
 use crate::error::{Error, Result};
@@ -120,6 +120,7 @@ pub struct Buffer {
     /// Bytes of it that are page-locked.
     pub pinned_bytes: usize,
     /// File behind it: the mapped model, or the directory of the arena's nameless file.
+    #[serde(serialize_with = "path_or_none")]
     pub file: Option<PathBuf>,
     /// Whether it still exists.
     pub live: bool,
@@ -174,7 +175,20 @@ pub struct HostInfo {
     /// Layout of its tables.
     pub layout: &'static str,
     /// File its ggml is in.
+    #[serde(serialize_with = "path")]
     pub file: PathBuf,
+}
+
+/// JSON is text, and a path need not be: what is none of it is shown as U+FFFD, instead of losing the whole report.
+fn path<S: Serializer>(path: &Path, to: S) -> std::result::Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
+}
+
+fn path_or_none<S: Serializer>(file: &Option<PathBuf>, to: S) -> std::result::Result<S::Ok, S::Error> {
+    match file {
+        Some(file) => path(file, to),
+        None => to.serialize_none(),
+    }
 }
 
 #[derive(Default)]
@@ -433,6 +447,19 @@ pub fn human(bytes: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_that_is_no_text_does_not_cost_the_report() {
+        use std::os::unix::ffi::OsStrExt;
+        let file = PathBuf::from(std::ffi::OsStr::from_bytes(b"/models/m\xff.gguf"));
+        let id = add_buffer("CPU_MMAP", Place::Mapped, 54321, Some(file.clone()), None, false);
+        add_host(HostInfo { ggml_version: "0.0.0".into(), layout: "V1", file });
+        let json: serde_json::Value = serde_json::from_str(&to_json()).unwrap();
+        let buffer = json["buffers"].as_array().unwrap().iter().find(|b| b["bytes"] == 54321).unwrap();
+        assert_eq!(buffer["file"], "/models/m\u{fffd}.gguf");
+        assert!(json["hosts"].as_array().unwrap().iter().any(|h| h["file"] == "/models/m\u{fffd}.gguf"));
+        remove_buffer(id);
+    }
 
     #[test]
     fn a_fallback_is_in_the_json_with_its_code_and_its_tensors() {
