@@ -4,8 +4,10 @@
 //! `KERNELS` and a line in [`table`]. Must not know: experts, threads.
 //!
 //! A kernel multiplies some rows of one expert with some quantised token rows: `out[c * stride + r] = rows[r] . columns[c]`. What it computes
-//! for one (row, column) does not depend on which others are in the call.
+//! for one (row, column) depends on how many columns are in the call (few and many take different ways), but not on which, nor on the rows.
 
+#[cfg(target_arch = "x86_64")]
+mod ahead;
 #[cfg(target_arch = "x86_64")]
 #[expect(clippy::needless_range_loop, reason = "an index counts columns, panels or groups in several arrays at once")]
 mod avx2;

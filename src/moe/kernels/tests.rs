@@ -130,7 +130,7 @@ fn every_type_is_within_rounding_on_every_length() {
         // Rows of single weights end anywhere; all of 1..70 and lengths around those of the models.
         let odd = (1..MOST).chain([2879, 2880, 2881, 7167]).filter(|k| k.is_multiple_of(ty.block_weights()));
         for k in (step..=7168).step_by(step).chain(odd) {
-            let (rows, columns) = (1 + rng.below(3), 1 + rng.below(9));
+            let (rows, columns) = (1 + rng.below(3), 1 + rng.below(16));
             check(&kernels, &mut rng, ty, k, rows, columns, Rng::values);
         }
         for k in [2048usize, 2880, 7168].into_iter().filter(|k| k.is_multiple_of(step)) {
@@ -146,7 +146,7 @@ fn extreme_codes_and_activations_stay_exact() {
     let (kernels, mut rng) = (all_kernels(), Rng::new("extremes"));
     for ty in WeightType::ALL {
         for x in [1.0f32, -1.0, 0.0, 1e4, 1e-30, 1e-39] {
-            for columns in [1, 4, 7] {
+            for columns in [1, 4, 7, 13] {
                 check(&kernels, &mut rng, ty, 512, 17, columns, |_, n| vec![x; n]);
                 check(&kernels, &mut rng, ty, 512, 17, columns, |rng, n| {
                     let mut values: Vec<f32> = (0..n).map(|_| rng.signed() * 1e-3).collect();
@@ -174,7 +174,7 @@ fn extreme_codes_and_activations_stay_exact() {
                 }
             }
             let matrix = Matrix::packed(&bytes, ty, [512, 9, 1]).unwrap();
-            for columns in [1, 3, 6] {
+            for columns in [1, 3, 6, 13] {
                 let x: Vec<f32> = (0..512 * columns).map(|i| if columns == 3 && i % 2 == 0 { -1.0 } else { 1.0 }).collect();
                 let case = Case::new(kernels[0], matrix.slice(0, 0, 9), &x);
                 // Codes of 0 do not show in `max |w|`, but their offset was added and subtracted: at most 128 times a scale of 1/8, 512 times.
@@ -202,20 +202,22 @@ fn a_product_does_not_depend_on_its_neighbours() {
             let k = if ty.block_weights() == 256 { 768 } else { 2880 };
             let bytes = weights(&mut rng, ty, k, 40);
             let matrix = Matrix::packed(&bytes, ty, [k, 40, 1]).unwrap();
-            let x = rng.values(k * 11);
+            let x = rng.values(k * 23);
             let all = Case::new(kernels, matrix.slice(0, 0, 40), &x).mul(kernels);
-            // Five or more columns take the same kind of kernel; so do one to three.
-            for (first, columns) in [(0, 5), (3, 8), (0, 11)] {
+            let same_as = |all: &[f32], first: usize, columns: usize| {
                 let part = Case::new(kernels, matrix.slice(0, 7, 20), &x[k * first..][..k * columns]).mul(kernels);
                 for (i, v) in part.iter().enumerate() {
-                    assert_eq!(
-                        v.to_bits(),
-                        all[(first + i / 20) * 40 + 7 + i % 20].to_bits(),
-                        "{} {}",
-                        kernels.isa().tier().name(),
-                        ty.name()
-                    );
+                    let (whole, tier) = (all[(first + i / 20) * 40 + 7 + i % 20], kernels.isa().tier().name());
+                    assert_eq!(v.to_bits(), whole.to_bits(), "{tier} {}", ty.name());
                 }
+            };
+            // In each tier and type, so many columns take the way for many, and so few that for few.
+            for (first, columns) in [(0, 12), (3, 16), (5, 17), (0, 23)] {
+                same_as(&all, first, columns);
+            }
+            let few: Vec<f32> = Case::new(kernels, matrix.slice(0, 0, 40), &x[..k * 3]).mul(kernels);
+            for (first, columns) in [(0, 1), (1, 1), (1, 2), (0, 3)] {
+                same_as(&few, first, columns);
             }
         }
     }
@@ -226,7 +228,7 @@ fn nan_and_infinity_reach_every_product_of_their_token_and_no_other() {
     let mut rng = Rng::new("nan");
     for kernels in all_kernels() {
         for ty in WeightType::ALL {
-            for (columns, bad) in [(1, f32::NAN), (3, f32::INFINITY), (8, f32::NEG_INFINITY), (8, f32::NAN)] {
+            for (columns, bad) in [(1, f32::NAN), (3, f32::INFINITY), (8, f32::NEG_INFINITY), (13, f32::NAN)] {
                 let bytes = weights(&mut rng, ty, 512, 20);
                 let matrix = Matrix::packed(&bytes, ty, [512, 20, 1]).unwrap();
                 let mut x = rng.values(512 * columns);
@@ -329,7 +331,7 @@ fn no_kernel_reads_past_the_last_block() {
                     let bytes = weights(&mut rng, ty, k, rows);
                     let mut guarded = Guarded::new(bytes.len());
                     let matrix = Matrix::packed(guarded.tail(&bytes), ty, [k, rows, 1]).unwrap();
-                    for columns in [1, 2, 3, 4, 7] {
+                    for columns in [1, 2, 3, 4, 7, 13] {
                         let case = Case::new(kernels, matrix.slice(0, 0, rows), &rng.values(k * columns));
                         assert!(case.mul(kernels).iter().all(|v| v.is_finite()));
                     }

@@ -10,6 +10,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::Mul;
+use super::super::ahead::{AHEAD, Ahead, prefetch};
 use super::mem::*;
 use crate::moe::acts::Act32;
 use crate::moe::blocks::*;
@@ -192,11 +193,12 @@ fn add_rest<B: Blocks32, const N: usize>(sums: Sums<N>, blocks: &[B], acts: [&Ac
 pub(super) fn few<B: Blocks32, const N: usize>(m: &mut Mul<'_>, rows: Range<usize>, first: usize) {
     let columns: [&[Act32]; N] = each(|n| m.columns[first + n].blocks::<Act32>());
     let stride = m.rows.stride();
+    let ahead = Ahead::new(m.rows.start(), m.rows.len() * stride, m.next);
     for r in rows {
         let row = m.rows.row::<B>(r);
         let count = row.len().div_ceil(B::PER_256);
         let columns: [&[Act32]; N] = each(|n| &columns[n][..count]);
-        let fetch = ahead(m.rows.start(), r * stride + AHEAD, m.rows.len() * stride, m.next);
+        let fetch = ahead.at(r * stride + AHEAD);
         let zero = _mm256_setzero_ps();
         let mut sums = Sums { even: [zero; N], odd: [zero; N], mins: [zero; N] };
         let whole = row.chunks_exact(B::PER_256);

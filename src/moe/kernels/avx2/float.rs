@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::Mul;
+use super::super::ahead::{AHEAD, Ahead, prefetch};
 use super::mem::*;
 use crate::moe::acts::ActFloat;
 use crate::moe::blocks::*;
@@ -68,10 +69,11 @@ impl Float for BlockBf16 {
 pub(super) fn few<B: Float, const N: usize>(m: &mut Mul<'_>, rows: Range<usize>, first: usize) {
     let columns: [&[ActFloat]; N] = each(|n| m.columns[first + n].blocks::<ActFloat>());
     let stride = m.rows.stride();
+    let ahead = Ahead::new(m.rows.start(), m.rows.len() * stride, m.next);
     for r in rows {
         let row = m.rows.row::<B>(r);
         let columns: [&[ActFloat]; N] = each(|n| &columns[n][..row.len().div_ceil(256)]);
-        let fetch = ahead(m.rows.start(), r * stride + AHEAD, m.rows.len() * stride, m.next);
+        let fetch = ahead.at(r * stride + AHEAD);
         let mut sums = [[_mm256_setzero_ps(); 2]; N];
         let (chunks, rest) = row.as_chunks::<32>();
         for (i, chunk) in chunks.iter().enumerate() {

@@ -1,10 +1,11 @@
-//! Loads and prefetches of the AVX2 kernels.
+//! Loads and stores of the AVX2 kernels.
 //!
 //! Owns: every access to memory through a pointer in this tier, behind references to arrays of the right size. Must not know: formats.
 
 use std::arch::x86_64::*;
 
 pub(super) use super::super::words::*;
+use crate::moe::acts::Act256;
 use crate::moe::blocks::Block;
 
 /// `[f(0), f(1), ..]`, compiled with this tier's instructions; see the AVX-512 function of the same name.
@@ -67,6 +68,57 @@ pub(super) fn floats8(from: &[f32; 8]) -> __m256 {
     unsafe { _mm256_loadu_ps(from.as_ptr()) }
 }
 
+/// 8 dwords.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn dwords8(from: &[u32; 8]) -> __m256i {
+    // SAFETY: an array of 32 bytes; the load has no alignment.
+    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
+}
+
+/// Stores 32 bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn store32(to: &mut [u8; 32], value: __m256i) {
+    // SAFETY: an array of 32 bytes, exclusively borrowed; the store has no alignment.
+    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), value) }
+}
+
+/// Stores 8 dwords.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn store_dwords(to: &mut [u32; 8], value: __m256i) {
+    // SAFETY: an array of 32 bytes, exclusively borrowed; the store has no alignment.
+    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), value) }
+}
+
+/// Stores 8 floats.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn store_floats(to: &mut [f32; 8], value: __m256) {
+    // SAFETY: an array of 32 bytes, exclusively borrowed; the store has no alignment.
+    unsafe { _mm256_storeu_ps(to.as_mut_ptr(), value) }
+}
+
+/// Four codes, in every lane.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn four_codes(q: &[i8; 256], step: usize) -> __m256i {
+    assert!(step < 64);
+    // SAFETY: bytes 4 * step .. 4 * step + 4 of 256, read without alignment.
+    _mm256_set1_epi32(unsafe { q.as_ptr().cast::<i32>().add(step).read_unaligned() })
+}
+
+/// The sums of activations in groups 2i and 2i + 1, in every lane.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn two_sums<const GROUP: usize>(acts: &Act256, i: usize) -> __m256i {
+    let sums: &[i16] = if GROUP == 16 { &acts.sum16 } else { &acts.sum32 };
+    let pair = &sums.as_chunks::<2>().0[i];
+    // SAFETY: two words, read as one dword without alignment.
+    _mm256_set1_epi32(unsafe { pair.as_ptr().cast::<i32>().read_unaligned() })
+}
+
 /// The first 16 bytes of a block.
 #[inline(always)]
 pub(super) fn first_chunk<B: Block>(block: &B) -> &[u8; 16] {
@@ -83,23 +135,14 @@ pub(super) fn last_chunk<B: Block>(block: &B) -> &[u8; 16] {
     unsafe { &*std::ptr::from_ref(block).byte_add(size_of::<B>() - 16).cast() }
 }
 
-/// Asks for the lines of `bytes` bytes to be brought to the first-level cache. Harmless at any address.
-#[inline(always)]
-pub(super) fn prefetch(at: *const u8, bytes: usize) {
-    for offset in (0..bytes).step_by(64) {
-        // SAFETY: a prefetch does not fault and changes nothing but caches.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(offset).cast()) };
-    }
-}
-
-/// How far ahead of the blocks in work weights are prefetched, in bytes. A thread needs some 3 KiB in flight (30 GB/s for 100 ns), but asks
-/// for them in bursts; Q4_K, T = 1, one thread of a Zen 5: 23 GB/s at 2 KiB, 28 at 4, 32 at 8, 35 at 12 and 16, of 38 that a plain loop reads.
-pub(super) const AHEAD: usize = 12 << 10;
-
-/// Where row `r` of rows that end after `len` bytes continues `distance` bytes on: in them, or behind their end in `next`.
-#[inline(always)]
-pub(super) fn ahead(start: *const u8, at: usize, len: usize, next: *const u8) -> *const u8 {
-    if at < len || next.is_null() { start.wrapping_add(at) } else { next.wrapping_add(at - len) }
+/// The same value; the compiler does not see where it comes from. It would add up a chain of additions as a tree, which keeps more values alive
+/// than there are registers.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn in_order(mut value: __m256i) -> __m256i {
+    // SAFETY: no instruction at all.
+    unsafe { std::arch::asm!("/* {0} */", inout(ymm_reg) value, options(pure, nomem, nostack, preserves_flags)) };
+    value
 }
 
 /// Sum of eight floats.

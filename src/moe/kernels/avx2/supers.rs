@@ -11,19 +11,21 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::Mul;
+use super::super::ahead::{AHEAD, Ahead, prefetch};
 use super::mem::*;
 use crate::moe::acts::Act256;
 use crate::moe::blocks::*;
 
 /// A decoded block.
+#[derive(Clone, Copy)]
 pub(super) struct Codes {
-    w: [__m256i; 8],
+    pub(super) w: [__m256i; 8],
     /// A scale per 16 codes.
-    scales: __m256i,
+    pub(super) scales: __m256i,
     /// A min per 16 codes, or, in the lower half, per 32.
-    mins: __m256i,
-    d: f32,
-    dmin: f32,
+    pub(super) mins: __m256i,
+    pub(super) d: f32,
+    pub(super) dmin: f32,
 }
 
 /// A format of this family.
@@ -212,6 +214,7 @@ impl Super for BlockQ3K {
 pub(super) fn few<B: Super, const N: usize>(m: &mut Mul<'_>, rows: Range<usize>, first: usize) {
     let columns: [&[Act256]; N] = each(|n| m.columns[first + n].blocks::<Act256>());
     let stride = m.rows.stride();
+    let ahead = Ahead::new(m.rows.start(), m.rows.len() * stride, m.next);
     // Shuffles that spread scales 2i and 2i + 1 of eight over the lower and the upper half.
     let spread: [__m256i; 4] = each(|i| {
         let index = _mm256_set_epi64x(2, 2, 0, 0);
@@ -222,7 +225,7 @@ pub(super) fn few<B: Super, const N: usize>(m: &mut Mul<'_>, rows: Range<usize>,
     for r in rows {
         let row = m.rows.row::<B>(r);
         let columns: [&[Act256]; N] = each(|n| &columns[n][..row.len()]);
-        let fetch = ahead(m.rows.start(), r * stride + AHEAD, m.rows.len() * stride, m.next);
+        let fetch = ahead.at(r * stride + AHEAD);
         let mut sums = [_mm256_setzero_ps(); N];
         let mut mins = [_mm256_setzero_ps(); N];
         for (i, block) in row.iter().enumerate() {

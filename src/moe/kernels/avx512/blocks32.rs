@@ -10,6 +10,7 @@
 use std::arch::x86_64::*;
 
 use super::super::Mul;
+use super::super::ahead::{AHEAD, Ahead, prefetch};
 use super::mem::*;
 use super::supers::and_or;
 use crate::moe::acts::Act32;

@@ -6,6 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::super::Mul;
+use super::super::ahead::{AHEAD, Ahead, prefetch};
 use super::mem::*;
 use crate::moe::acts::ActFloat;
 use crate::moe::blocks::*;

@@ -14,10 +14,11 @@
 
 use std::arch::x86_64::*;
 
+use super::super::ahead::{Ahead, Coming, NextRows, prefetch2};
 use super::super::{MOST_COLUMNS, Mul};
 use super::mem::*;
 use super::panels::ToPanel;
-use crate::moe::acts::{Act32, Act256, ActBlock, ActFloat, ActRow};
+use crate::moe::acts::{Act32, Act256, ActBlock, ActFloat};
 use crate::moe::blocks::Block;
 
 /// Rows of two panels.
@@ -275,36 +276,6 @@ fn group<B: Product, const N: usize>(panels: &Pair, columns: &[&[B::Act]], first
     unsafe { B::multiply(panels, columns, part, count, out) }
 }
 
-/// Activations on their way to the second-level cache: they come from the third, or from memory, a few lines with each group of columns.
-struct Coming<'a> {
-    columns: &'a [ActRow<'a>],
-    lines: usize,
-    per_step: usize,
-    next: usize,
-}
-
-impl<'a> Coming<'a> {
-    /// More bytes than this would drive out what is in work.
-    const MOST: usize = 256 << 10;
-
-    fn new(columns: &'a [ActRow<'a>], steps: usize) -> Self {
-        let lines = columns.first().map_or(0, |c| c.lines());
-        let all = if columns.len() * lines * 64 <= Self::MOST { columns.len() * lines } else { 0 };
-        Coming { columns, lines, per_step: all.div_ceil(steps), next: 0 }
-    }
-
-    #[inline(always)]
-    fn step(&mut self) {
-        let mut left = self.per_step;
-        while left > 0 && self.next < self.columns.len() * self.lines {
-            let (column, line) = (self.next / self.lines, self.next % self.lines);
-            let count = left.min(self.lines - line);
-            prefetch2(self.columns[column].start().wrapping_add(64 * line), 64 * count);
-            (self.next, left) = (self.next + count, left - count);
-        }
-    }
-}
-
 /// All rows times all columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[expect(private_bounds, reason = "the trait is the inside of this file")]
@@ -325,7 +296,7 @@ pub(super) fn many<B: Product>(m: &mut Mul<'_>) {
         let row: [&[B]; TILE] = each(|r| m.rows.row::<B>((first_row + r).min(rows - 1)));
         let pairs = (rows - first_row).min(TILE).div_ceil(ROWS);
         // While these rows are multiplied, the next come to the second-level cache, a part of them with each group of columns.
-        let (mut fetched, tile) = (0, TILE * stride);
+        let mut next_rows = NextRows::new(ahead, (first_row + TILE) * stride, TILE * stride, parts * groups * pairs);
         for part in 0..parts {
             let count = B::WEIGHTS.min(k - part * B::WEIGHTS);
             let blocks = part * per_panel..part * per_panel + count / B::TYPE.block_weights();
@@ -341,10 +312,7 @@ pub(super) fn many<B: Product>(m: &mut Mul<'_>) {
                 coming.step();
                 let (first, end) = (columns * g / groups, columns * (g + 1) / groups);
                 for p in 0..pairs {
-                    let done = (part * groups + g) * pairs + p + 1;
-                    let until = (tile * done / (parts * groups * pairs)).next_multiple_of(64);
-                    let fetch = (ahead.at((first_row + TILE) * stride + fetched), until - fetched);
-                    fetched = until;
+                    let fetch = next_rows.step();
                     let values = &mut m.out[first * m.stride + first_row + ROWS * p..];
                     let out = Out { values, stride: m.stride, first: part == 0, fetch: fetch.0, fetch_bytes: fetch.1 };
                     let (pair, step) = (&panels[p], [part, count]);

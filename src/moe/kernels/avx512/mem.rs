@@ -1,4 +1,4 @@
-//! Loads, stores and prefetches of the AVX-512 kernels.
+//! Loads and stores of the AVX-512 kernels.
 //!
 //! Owns: every access to memory through a pointer in this tier, behind references to arrays of the right size, and the panels. The kernels
 //! themselves have no pointer arithmetic. Must not know: formats.
@@ -159,48 +159,6 @@ pub(super) fn two_sums<const GROUP: usize>(acts: &Act256, i: usize) -> __m512i {
 pub(super) fn store_dwords(to: &mut [u32; 16], value: __m512i) {
     // SAFETY: an array of 64 bytes, exclusively borrowed; the store has no alignment.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), value) }
-}
-
-/// How far ahead of the blocks in work weights are prefetched, in bytes. A thread needs some 3 KiB in flight (30 GB/s for 100 ns), but asks
-/// for them in bursts; Q4_K, T = 1, one thread of a Zen 5: 23 GB/s at 2 KiB, 28 at 4, 32 at 8, 35 at 12 and 16, of 38 that a plain loop reads.
-pub(super) const AHEAD: usize = 12 << 10;
-
-/// The address `distance` bytes ahead in a stream: in these bytes, or, behind their end, in those that come next.
-#[derive(Clone, Copy)]
-pub(super) struct Ahead {
-    start: *const u8,
-    len: usize,
-    next: *const u8,
-}
-
-impl Ahead {
-    pub(super) fn new(start: *const u8, len: usize, next: *const u8) -> Self {
-        Ahead { start, len, next }
-    }
-
-    /// The address that stands for byte `at` of the stream.
-    #[inline(always)]
-    pub(super) fn at(&self, at: usize) -> *const u8 {
-        if at < self.len || self.next.is_null() { self.start.wrapping_add(at) } else { self.next.wrapping_add(at - self.len) }
-    }
-}
-
-/// Asks for the lines of `bytes` bytes to be brought to the first-level cache. Harmless at any address.
-#[inline(always)]
-pub(super) fn prefetch(at: *const u8, bytes: usize) {
-    for offset in (0..bytes).step_by(64) {
-        // SAFETY: a prefetch does not fault and changes nothing but caches.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(offset).cast()) };
-    }
-}
-
-/// As [`prefetch`], to the second-level cache.
-#[inline(always)]
-pub(super) fn prefetch2(at: *const u8, bytes: usize) {
-    for offset in (0..bytes).step_by(64) {
-        // SAFETY: a prefetch does not fault and changes nothing but caches.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(offset).cast()) };
-    }
 }
 
 /// 16 rows of 256 weights (64 for the float formats), a row per lane.
