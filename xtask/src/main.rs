@@ -6,6 +6,7 @@ mod demo;
 mod figures;
 mod header;
 mod hosts;
+mod ik;
 mod matrix;
 mod model;
 mod picture;

@@ -18,6 +18,7 @@ use ffi_tests::models::{self, Spec};
 use ffi_tests::run::{self, clean_env};
 use serde::Deserialize;
 
+use crate::ik::Ik;
 use crate::{figures, shell};
 
 /// Measure stock llama-bench with and without Berth, and write docs/speed.md. The machine should have nothing else to do.
@@ -38,6 +39,9 @@ pub(crate) struct Args {
     /// Tokens of the prompts; 0 is 32 generated tokens.
     #[arg(long, value_delimiter = ',', default_values_t = [0, 4, 8, 32, 512])]
     tokens: Vec<u32>,
+    /// Also ik_llama.cpp, against Berth with the instructions that it was built for: the prebuilt one of PyPI (AVX2), or that of a build directory.
+    #[arg(long, num_args = 0..=1, require_equals = true, value_name = "BUILD")]
+    ik: Option<Option<PathBuf>>,
     /// Print only, write nothing.
     #[arg(long)]
     dry: bool,
@@ -50,11 +54,20 @@ const DOCS: &str = "docs/speed.md";
 /// How a run is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
-    Stock { repack: bool, tiled: bool },
+    Stock {
+        repack: bool,
+        tiled: bool,
+    },
     Berth,
+    /// Berth with no better kernels than those of the prebuilt ik_llama.cpp.
+    BerthAvx2,
+    Ik {
+        repack: bool,
+    },
 }
 
 impl Side {
+    /// Stock's four settings, and Berth.
     const ALL: [Side; 5] = [
         Side::Stock { repack: true, tiled: true },
         Side::Stock { repack: true, tiled: false },
@@ -68,7 +81,17 @@ impl Side {
         match self {
             Side::Stock { repack, tiled } => format!("repack {}, tiled {}", on(repack), on(tiled)),
             Side::Berth => "Berth".to_owned(),
+            Side::BerthAvx2 => "Berth, BERTH_ISA=avx2".to_owned(),
+            Side::Ik { repack } => format!("ik_llama.cpp, repack {}", on(repack)),
         }
+    }
+
+    fn is_stock(self) -> bool {
+        matches!(self, Side::Stock { .. })
+    }
+
+    fn is_ik(self) -> bool {
+        matches!(self, Side::Ik { .. })
     }
 }
 
@@ -90,6 +113,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let host = hosts::get(HOST).with_context(|| "llama-bench comes from a stock build")?;
     let scratch = tempfile::tempdir()?;
     let meter = figures::Meter::new(&library, scratch.path())?;
+    let ik = args.ik.as_ref().map(|build| Ik::new(build.as_deref(), scratch.path())).transpose()?;
+    let mut sides = Side::ALL.to_vec();
+    if let Some(build) = &args.ik {
+        sides.extend([Side::Ik { repack: true }, Side::Ik { repack: false }]);
+        sides.extend(build.is_none().then_some(Side::BerthAvx2));
+    }
     let mut page = String::new();
     for format in &args.formats {
         let model = model(format, args.layers)?;
@@ -97,11 +126,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let mut read = Vec::new();
         for round in 0..args.rounds {
             // Another order each time: no side is always the one after the same other.
-            for i in 0..Side::ALL.len() {
-                let side = Side::ALL[(i + round) % Side::ALL.len()];
+            for i in 0..sides.len() {
+                let side = sides[(i + round) % sides.len()];
                 read.push(meter.read(args.threads as usize)?);
-                let mut command = command(&host, &model, &library, args.threads, &args.tokens, side);
-                command.args(["-r", "2"]);
+                let command = match (side, &ik) {
+                    (Side::Ik { repack }, Some(ik)) => ik.command(&model, args.threads, &args.tokens, repack),
+                    _ => {
+                        let mut command = command(&host, &model, &library, args.threads, &args.tokens, side);
+                        command.args(["-r", "2"]);
+                        command
+                    }
+                };
                 for sample in samples(command)? {
                     println!("{format:12} {:24} {:>6} {:8.1} t/s", side.name(), test_name(sample.n_prompt), sample.avg_ts);
                     speeds.entry(sample.n_prompt).or_default().entry(side).or_default().push(sample.avg_ts);
@@ -112,6 +147,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         page += &table(format, &speeds)?;
         if speeds.contains_key(&0) {
             page += &limit(read_per_token(&model)?, &read, &speeds);
+        }
+        if let Some(ik) = &ik {
+            page += &ik_table(&ik.name, &speeds)?;
         }
     }
     println!("\n{page}");
@@ -157,8 +195,11 @@ pub(crate) fn command(host: &Host, model: &Path, library: &Path, threads: u32, t
             command.args(["--repack", if repack { "1" } else { "0" }]);
             command.env("GGML_CPU_TILED_MM", if tiled { "1" } else { "0" });
         }
-        Side::Berth => {
+        Side::Berth | Side::BerthAvx2 | Side::Ik { .. } => {
             command.env("GGML_BACKEND_PATH", library).args(["-ot", "exps=CPU_MMAP"]);
+            if side == Side::BerthAvx2 {
+                command.env("BERTH_ISA", "avx2");
+            }
         }
     }
     command
@@ -187,10 +228,32 @@ fn table(format: &str, speeds: &Speeds) -> Result<String> {
     let mut text =
         format!("## {format}\n\n| test | stock at its best, t/s | its setting | Berth, t/s | Berth / stock |\n|---|---|---|---|---|\n");
     for (prompt, sides) in speeds {
-        let stock = sides.iter().filter(|(side, _)| **side != Side::Berth).max_by(|a, b| median(a.1).total_cmp(&median(b.1)));
-        let (Some((side, stock)), Some(berth)) = (stock, sides.get(&Side::Berth)) else { bail!("a side is missing for {prompt} tokens") };
+        let (Some((side, stock)), Some(berth)) = (fastest(sides, Side::is_stock), sides.get(&Side::Berth)) else {
+            bail!("a side is missing for {prompt} tokens")
+        };
         let ratio = median(berth) / median(stock);
         writeln!(text, "| {} | {} | {} | {} | {ratio:.2} |", test_name(*prompt), range(stock), side.name(), range(berth))?;
+    }
+    text.push('\n');
+    Ok(text)
+}
+
+/// Of the sides that are of this kind, the fastest.
+fn fastest(sides: &BTreeMap<Side, Vec<f64>>, kind: fn(Side) -> bool) -> Option<(&Side, &Vec<f64>)> {
+    sides.iter().filter(|(side, _)| kind(**side)).max_by(|a, b| median(a.1).total_cmp(&median(b.1)))
+}
+
+/// ik_llama.cpp at its best against Berth with the same instructions.
+fn ik_table(name: &str, speeds: &Speeds) -> Result<String> {
+    let mut text =
+        format!("| test | {name}, t/s | its setting | Berth, t/s | its setting | Berth / ik_llama.cpp |\n|---|---|---|---|---|---|\n");
+    for (prompt, sides) in speeds {
+        let berth = [Side::BerthAvx2, Side::Berth].into_iter().find_map(|side| Some((side, sides.get(&side)?)));
+        let (Some((side, ik)), Some((with, berth))) = (fastest(sides, Side::is_ik), berth) else {
+            bail!("a side is missing for {prompt} tokens")
+        };
+        let (ratio, test) = (median(berth) / median(ik), test_name(*prompt));
+        writeln!(text, "| {test} | {} | {} | {} | {} | {ratio:.2} |", range(ik), side.name(), range(berth), with.name())?;
     }
     text.push('\n');
     Ok(text)
@@ -207,14 +270,14 @@ fn read_per_token(model: &Path) -> Result<f64> {
 /// What memory allows, one token at a time.
 fn limit(bytes: f64, read: &[f64], speeds: &Speeds) -> String {
     let most = median(read) * 1e9 / bytes;
-    let best = |berth: bool| speeds[&0].iter().filter(|(s, _)| (**s == Side::Berth) == berth).map(|(_, v)| median(v)).fold(0.0, f64::max);
+    let best = |kind: fn(Side) -> bool| fastest(&speeds[&0], kind).map_or(0.0, |(_, v)| median(v));
     format!(
         "One token reads {:.0} MB of weights. Memory was read at {} GB/s before each of the runs, which allows {most:.0} t/s: Berth made {:.0} % of that, stock \
          {:.0} %.\n\n",
         bytes / 1e6,
         range(read),
-        100.0 * best(true) / most,
-        100.0 * best(false) / most
+        100.0 * best(|side| side == Side::Berth) / most,
+        100.0 * best(Side::is_stock) / most
     )
 }
 
@@ -223,7 +286,7 @@ fn document(args: &Args, host: &Host, tables: &str) -> String {
         "# Speed in stock llama-bench\n\nWritten by `cargo xtask speed --layers {} --formats {} --rounds {} --threads {}`. {}, llama-bench of {} (ggml {}), models with the experts of \
          Qwen3-30B-A3B (2048 x 768, 128 experts, 8 used) in {} blocks, random weights, everything in the page cache. Berth is the stock program with \
          `GGML_BACKEND_PATH` and `-ot exps=CPU_MMAP`. Stock is the fastest of its four settings (repacked weights or not, `GGML_CPU_TILED_MM` 0 or 1). Medians of {} \
-         alternating runs, least and most in brackets.\n\n{}",
+         alternating runs, least and most in brackets.{}\n\n{}",
         args.layers,
         args.formats.join(","),
         args.rounds,
@@ -233,6 +296,12 @@ fn document(args: &Args, host: &Host, tables: &str) -> String {
         host.ggml_version,
         args.layers,
         args.rounds,
+        if args.ik.is_some() {
+            " ik_llama.cpp has flash attention and its fused operations on, and is the faster of its two settings (weights repacked or mapped); Berth beside it has no better \
+             instructions than it was built for, in a llama.cpp that has all."
+        } else {
+            ""
+        },
         tables.trim_end().to_owned() + "\n"
     )
 }
@@ -255,7 +324,13 @@ mod tests {
         generated.extend([(Side::ALL[1], vec![40.0]), (Side::Berth, vec![90.0, 80.0, 85.0])]);
         let text = limit(400e6, &[39.0, 40.0, 41.0], &speeds);
         assert!(text.contains("reads 400 MB") && text.contains("allows 100 t/s: Berth made 85 % of that, stock 40 %"), "{text}");
-        speeds.get_mut(&512).unwrap().remove(&Side::Berth);
+        let sides = speeds.get_mut(&512).unwrap();
+        sides.extend([(Side::Ik { repack: true }, vec![50.0]), (Side::Ik { repack: false }, vec![60.0]), (Side::BerthAvx2, vec![90.0])]);
+        let only = Speeds::from([(512, sides.clone())]);
+        let row = "| pp512 | 60.0 (60.0 to 60.0) | ik_llama.cpp, repack off | 90.0 (90.0 to 90.0) | Berth, BERTH_ISA=avx2 | 1.50 |";
+        assert!(ik_table("ik", &only).unwrap().contains(row));
+        assert!(table("q4_k", &only).unwrap().contains("| 2.50 |"), "ik_llama.cpp is not stock");
+        sides.remove(&Side::Berth);
         assert!(table("q4_k", &speeds).is_err());
     }
 }
