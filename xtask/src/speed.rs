@@ -152,12 +152,42 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             page += &ik_table(&ik.name, &speeds)?;
         }
     }
+    page += &dense(args, &host, &library)?;
     println!("\n{page}");
     if !args.dry {
         fs::write(DOCS, document(args, &host, &page)).with_context(|| format!("cannot write {DOCS}"))?;
         println!("wrote {DOCS}");
     }
     Ok(())
+}
+
+/// A model without experts, with Berth loaded and without.
+fn dense(args: &Args, host: &Host, library: &Path) -> Result<String> {
+    let model = models::smollm_dense()?;
+    let tokens = [0, 512];
+    let mut speeds: BTreeMap<(u32, bool), Vec<f64>> = BTreeMap::new();
+    // Runs are short, and what is looked for is small.
+    for round in 0..4 * args.rounds {
+        for loaded in [round % 2 == 0, round % 2 != 0] {
+            let mut command = command(host, &model, library, args.threads, &tokens, Side::Stock { repack: true, tiled: true });
+            if loaded {
+                command.env("GGML_BACKEND_PATH", library);
+            }
+            for sample in samples(command)? {
+                speeds.entry((sample.n_prompt, loaded)).or_default().push(sample.avg_ts);
+            }
+        }
+    }
+    let mut text = String::from(
+        "## A model without experts\n\nSmolLM2-135M as it is, stock's defaults, with Berth loaded and without.\n\n\
+         | test | without Berth, t/s | loaded, t/s | loaded / without |\n|---|---|---|---|\n",
+    );
+    for prompt in tokens {
+        let (without, loaded) = (&speeds[&(prompt, false)], &speeds[&(prompt, true)]);
+        let ratio = median(loaded) / median(without);
+        writeln!(text, "| {} | {} | {} | {ratio:.3} |", test_name(prompt), range(without), range(loaded))?;
+    }
+    Ok(text)
 }
 
 /// The model: the experts of Qwen3-30B-A3B in formats as `gate and up/down`.

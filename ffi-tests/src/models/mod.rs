@@ -64,6 +64,11 @@ pub fn smollm_moe() -> Result<PathBuf> {
     smollm_split(&Split::default())
 }
 
+/// SmolLM2-135M-Instruct as it is: without experts.
+pub fn smollm_dense() -> Result<PathBuf> {
+    smollm::dense()
+}
+
 /// SmolLM2-135M-Instruct cut into experts in another way.
 pub fn smollm_split(split: &Split) -> Result<PathBuf> {
     let key = cache::key(&format!("{} {split:?}", smollm::RECIPE));
