@@ -20,8 +20,10 @@ pub const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_P
 const OFFLOAD_MIN_BATCH: u32 = 32;
 
 /// Every variable that Berth reads. All but `BERTH_ISA` are settings below.
-pub const VARIABLES: [&str; 9] = [
+pub const VARIABLES: [&str; 11] = [
     "BERTH_ARENA_DIR",
+    "BERTH_ARENA_LIMIT",
+    "BERTH_ARENA_PERSIST",
     "BERTH_AUTO",
     "BERTH_FILL",
     "BERTH_FUSE",
@@ -57,6 +59,10 @@ pub struct Config {
     pub arena_dir: Option<PathBuf>,
     /// Whether `arena_dir` is the default: its missing parents are created, those of a directory that the user named are not.
     pub arena_dir_is_default: bool,
+    /// `BERTH_ARENA_LIMIT`: how many bytes the files that last may have together. Default: no limit.
+    pub arena_limit: Option<u64>,
+    /// `BERTH_ARENA_PERSIST`: the arena of a model is kept for its next start. Default: off.
+    pub arena_persist: bool,
     /// `BERTH_FILL`: how copies are filled. Default: `auto`.
     pub fill: Fill,
     /// `BERTH_LOG`: the least severe message that is passed on. Default: `info`.
@@ -80,6 +86,8 @@ impl Default for Config {
         Config {
             arena_dir: None,
             arena_dir_is_default: true,
+            arena_limit: None,
+            arena_persist: false,
             fill: Fill::Auto,
             log: Some(Level::Info),
             strict: false,
@@ -112,6 +120,8 @@ impl Config {
         let config = Config {
             arena_dir_is_default: named.is_none(),
             arena_dir: named.or_else(|| default_arena_dir(&get)),
+            arena_limit: get("BERTH_ARENA_LIMIT").map(|v| parse_bytes("BERTH_ARENA_LIMIT", &v)).transpose()?,
+            arena_persist: get("BERTH_ARENA_PERSIST").map_or(Ok(false), |v| parse_switch("BERTH_ARENA_PERSIST", &v))?,
             fill: get("BERTH_FILL").map_or(Ok(Fill::Auto), |v| parse_fill(&v))?,
             log: get("BERTH_LOG").map_or(Ok(Some(Level::Info)), |v| parse_level(&v))?,
             strict: get("BERTH_STRICT").map_or(Ok(false), |v| parse_switch("BERTH_STRICT", &v))?,
@@ -159,6 +169,24 @@ fn parse_switch(name: &str, value: &OsStr) -> Result<bool> {
         Some("0" | "off" | "false" | "no") => Ok(false),
         _ => Err(bad(name, value, "1 or 0 (on/off, true/false, yes/no)")),
     }
+}
+
+/// A number of bytes, or of KiB, MiB, GiB or TiB: `500000`, `64K`, `20G`, `20GiB`.
+fn parse_bytes(name: &str, value: &OsStr) -> Result<u64> {
+    let parsed = value.to_str().and_then(|text| {
+        let end = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at(end);
+        let shift = match unit.to_ascii_lowercase().as_str() {
+            "" => 0,
+            "k" | "kib" => 10,
+            "m" | "mib" => 20,
+            "g" | "gib" => 30,
+            "t" | "tib" => 40,
+            _ => return None,
+        };
+        number.parse::<u64>().ok()?.checked_mul(1 << shift)
+    });
+    parsed.ok_or_else(|| bad(name, value, "a number of bytes, or of K, M, G or T (1024 bytes, 1024 K, ..)"))
 }
 
 fn parse_fill(value: &OsStr) -> Result<Fill> {
@@ -239,6 +267,13 @@ mod tests {
             ("BERTH_FILL", "1"),
             ("BERTH_FILL", "Copy"),
             ("BERTH_AUTO", "-1"),
+            ("BERTH_ARENA_PERSIST", "always"),
+            ("BERTH_ARENA_LIMIT", "-1"),
+            ("BERTH_ARENA_LIMIT", "G"),
+            ("BERTH_ARENA_LIMIT", "1.5G"),
+            ("BERTH_ARENA_LIMIT", "20 G"),
+            ("BERTH_ARENA_LIMIT", "20GB"),
+            ("BERTH_ARENA_LIMIT", "99999999T"),
             ("BERTH_OFFLOAD_MIN_BATCH", "-1"),
             ("BERTH_OFFLOAD_MIN_BATCH", "many"),
             ("BERTH_ARENA_DIR", "arena"),
@@ -274,6 +309,13 @@ mod tests {
         assert!(read.is_ok());
         let asked: Vec<String> = asked.into_inner().into_iter().filter(|n| n.starts_with("BERTH_")).collect();
         assert!(asked.len() + 1 == VARIABLES.len() && asked.iter().all(|n| VARIABLES.contains(&n.as_str())), "{asked:?}");
+    }
+
+    #[test]
+    fn sizes_have_units_of_1024() {
+        for (value, want) in [("0", 0), ("500000", 500_000), ("64K", 64 << 10), ("3m", 3 << 20), ("20GiB", 20 << 30), ("2T", 2 << 40)] {
+            assert_eq!(from(&[("BERTH_ARENA_LIMIT", value)]).unwrap().arena_limit, Some(want), "{value}");
+        }
     }
 
     #[test]

@@ -30,6 +30,7 @@ const MAY_BE_UNSAFE: &[&str] = &[
     "abi/",
     "memory/",
     "buffers/fill.rs",
+    "buffers/lasting.rs",
     "buffers/tensors.rs",
     "buffers/vtable.rs",
     "backend/",

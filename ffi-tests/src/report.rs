@@ -111,6 +111,9 @@ pub struct Buffer {
     /// How bytes came into it through Berth.
     #[serde(default)]
     pub filled: Filled,
+    /// Whether its bytes are kept for the next start.
+    #[serde(default)]
+    pub lasting: Option<Lasting>,
     /// What lies in it.
     #[serde(default)]
     pub tensors: Vec<Tensor>,
@@ -125,8 +128,24 @@ pub struct Filled {
     pub direct: u64,
     /// Bytes copied from memory.
     pub copied: u64,
+    /// Bytes that lay there from an earlier start.
+    #[serde(default)]
+    pub kept: u64,
     /// Why, for each reason.
     pub reasons: Vec<Copied>,
+}
+
+/// Whether the bytes of a buffer are kept for the next start.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Lasting {
+    /// What has become of it: `kept`, `reused`, `rebuilt`, `not_kept` and so on.
+    pub state: String,
+    /// Why it is not kept, or why an older file was not trusted, as a code.
+    pub reason: Option<String>,
+    /// The same in words.
+    pub message: Option<String>,
+    /// The file.
+    pub file: Option<PathBuf>,
 }
 
 /// What was copied for one reason.

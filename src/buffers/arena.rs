@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
+use super::lasting::Lasting;
 use super::{BufferType, Placed};
 use crate::config;
 use crate::error::{Error, Result, Status};
@@ -18,14 +19,25 @@ impl BufferType for Arena {
 
     fn attempt(size: usize) -> std::result::Result<Placed, Fallback> {
         let directory = open().map_err(|error| Fallback { reason: Reason::ArenaDirectory, message: error.message })?;
-        let slice = file(&directory, size)?.slice(size).map_err(|e| Fallback { reason: Reason::ArenaFailed, message: e.message })?;
+        let slice = file(&directory, size, 0)?.slice(size).map_err(|e| Fallback { reason: Reason::ArenaFailed, message: e.message })?;
         Ok(Placed::as_asked(slice, Place::Arena, Some(directory.path().to_owned())))
+    }
+
+    fn attempt_for_host(size: usize) -> std::result::Result<Placed, Fallback> {
+        if !config::get().is_ok_and(|c| c.arena_persist) {
+            return Self::attempt(size);
+        }
+        let directory = Arc::new(open().map_err(|error| Fallback { reason: Reason::ArenaDirectory, message: error.message })?);
+        let (lasting, arena) = Lasting::new(&directory, size, |header| file(&directory, size, header))?;
+        let slice = arena.slice(size).map_err(|e| Fallback { reason: Reason::ArenaFailed, message: e.message })?;
+        let placed = Placed::as_asked(slice, Place::Arena, Some(directory.path().to_owned()));
+        Ok(Placed { lasting: Some(lasting), ..placed })
     }
 }
 
-/// A file of at least `size` bytes.
-pub(super) fn file(directory: &arena::Directory, size: usize) -> std::result::Result<Arc<arena::Arena>, Fallback> {
-    let arena = arena::Arena::new(directory, size).map_err(|error| {
+/// A file of at least `size` bytes, behind `header` more.
+pub(super) fn file(directory: &arena::Directory, size: usize, header: usize) -> std::result::Result<Arc<arena::Arena>, Fallback> {
+    let arena = arena::Arena::with_header(directory, size, header).map_err(|error| {
         let reason = if error.status == Status::NoSpace { Reason::ArenaNoSpace } else { Reason::ArenaFailed };
         Fallback { reason, message: error.message }
     })?;

@@ -69,7 +69,7 @@ impl EngineArena {
 
     fn file(path: &Path, capacity: usize) -> std::result::Result<(Arc<file::Arena>, std::path::PathBuf), Fallback> {
         let directory = file::Directory::open(path, false).map_err(|e| Fallback { reason: Reason::ArenaDirectory, message: e.message })?;
-        Ok((arena::file(&directory, capacity)?, directory.path().to_owned()))
+        Ok((arena::file(&directory, capacity, 0)?, directory.path().to_owned()))
     }
 
     /// `size` bytes that live as long as the arena, zeroed, at a multiple of 2 MiB in its file; and whether they do lie in it.

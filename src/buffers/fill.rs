@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::lasting::Lasting;
 use super::progress;
 use crate::config;
 use crate::log;
@@ -27,18 +28,38 @@ fn last() -> MutexGuard<'static, Option<Arc<MappedFile>>> {
 pub fn end() {
     last().take();
     progress::end();
+    super::lasting::end_of_load();
 }
 
 /// Brings `len` bytes of the host's memory into a region. False if they do not all lie in it, or it may not be written.
 ///
 /// # Safety
 /// `source` must be readable for `len` bytes, and nobody else may use those of the region meanwhile.
-pub(super) unsafe fn set(name: &str, id: Option<report::Id>, region: &Region, offset: usize, source: *const u8, len: usize) -> bool {
+pub(super) unsafe fn set(
+    name: &str,
+    id: Option<report::Id>,
+    lasting: Option<&Lasting>,
+    region: &Region,
+    offset: usize,
+    source: *const u8,
+    len: usize,
+) -> bool {
+    let mut setting = lasting.map(Lasting::setting);
+    // SAFETY: by the caller's promise.
+    if setting.as_mut().is_some_and(|s| unsafe { s.is_there(offset, source, len) }) {
+        if let Some(id) = id {
+            report::filled(id, How::Kept { bytes: len as u64 });
+        }
+        return true;
+    }
     let Some(target) = region.target(offset, len) else { return false };
     // SAFETY: by the caller's promise.
     let how = unsafe { bring(name, &target, source) };
     if let Some(id) = id {
         report::filled(id, how);
+    }
+    if let Some(mut setting) = setting {
+        setting.written(offset);
     }
     true
 }
@@ -283,7 +304,7 @@ mod tests {
         let bytes = [1u8; 8];
         for (offset, len) in [(LEN + 93, 8), (usize::MAX, 8), (0, usize::MAX)] {
             // SAFETY: it is refused before anything is touched.
-            assert!(!unsafe { set("test", None, &regions[0], offset, bytes.as_ptr(), len) });
+            assert!(!unsafe { set("test", None, None, &regions[0], offset, bytes.as_ptr(), len) });
         }
     }
 

@@ -8,6 +8,7 @@ mod cpu_mmap;
 mod cuda_host;
 mod engine;
 mod fill;
+mod lasting;
 pub mod progress;
 mod tensors;
 mod vtable;
@@ -21,6 +22,7 @@ pub use vtable::{buffer_type, from_host_ptr, over_region};
 
 use std::ffi::CStr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::config;
 use crate::error::{Error, Result, Status};
@@ -37,6 +39,8 @@ pub struct Placed {
     pub file: Option<PathBuf>,
     /// Why they do not lie where they should.
     pub fallback: Option<Fallback>,
+    /// What decides whether they are kept for the next start.
+    lasting: Option<Arc<lasting::Lasting>>,
 }
 
 /// A kind of memory that tensors can be put in.
@@ -50,6 +54,14 @@ pub trait BufferType: Sync + 'static {
     /// Why there is none.
     fn attempt(size: usize) -> std::result::Result<Placed, Fallback>;
 
+    /// The same for a buffer of the host, which may be kept for the next start.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn attempt_for_host(size: usize) -> std::result::Result<Placed, Fallback> {
+        Self::attempt(size)
+    }
+
     /// [`Self::NAME`] as text.
     fn name() -> &'static str {
         Self::NAME.to_str().unwrap_or("?")
@@ -59,7 +71,12 @@ pub trait BufferType: Sync + 'static {
 impl Placed {
     /// Memory that is what was asked for.
     fn as_asked(region: impl Into<Region>, place: Place, file: Option<PathBuf>) -> Placed {
-        Placed { region: region.into(), place, file, fallback: None }
+        Placed { region: region.into(), place, file, fallback: None, lasting: None }
+    }
+
+    /// Plain memory in the place of what was asked for.
+    pub fn pageable(region: Region, fallback: Fallback) -> Placed {
+        Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback), lasting: None }
     }
 
     /// No bytes.
@@ -73,13 +90,24 @@ impl Placed {
 /// # Errors
 /// If there is neither, or, in strict mode, if there is none of the kind.
 pub fn allocate<T: BufferType>(size: usize) -> Result<Placed> {
+    or_pageable(T::name(), size, T::attempt)
+}
+
+/// The same for a buffer of the host.
+///
+/// # Errors
+/// As [`allocate`].
+fn allocate_for_host<T: BufferType>(size: usize) -> Result<Placed> {
+    or_pageable(T::name(), size, T::attempt_for_host)
+}
+
+fn or_pageable(asked: &str, size: usize, attempt: impl Fn(usize) -> std::result::Result<Placed, Fallback>) -> Result<Placed> {
     if size == 0 {
         return Ok(Placed::empty());
     }
-    T::attempt(size).or_else(|fallback| {
-        permit(T::name(), size, &fallback)?;
-        let region = Region::from(Pageable::new(size)?);
-        Ok(Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback) })
+    attempt(size).or_else(|fallback| {
+        permit(asked, size, &fallback)?;
+        Ok(Placed::pageable(Region::from(Pageable::new(size)?), fallback))
     })
 }
 

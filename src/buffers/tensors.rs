@@ -3,9 +3,11 @@
 //! Owns: bounds. Must not know: which kind of memory it is, which layout the host's tables have.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fill;
+use super::lasting::Lasting;
 use crate::abi::{self, Host, ggml_tensor};
 use crate::log;
 use crate::memory::Region;
@@ -21,6 +23,8 @@ pub(super) struct Contents {
     /// Whether its line has been logged. What is allocated in plain memory may be for weights or for a graph's values: that is known only when
     /// the first tensor comes.
     pub(super) announced: AtomicBool,
+    /// What decides whether its bytes are kept for the next start.
+    pub(super) lasting: Option<Arc<Lasting>>,
 }
 
 /// A part of a tensor, or several equally spaced ones: `count` pieces of `size` bytes, `stride` bytes apart, the first at `offset`.
@@ -89,6 +93,7 @@ impl Contents {
             return;
         }
         if let Some(data) = self.locate_writable(tensor, span, "memset") {
+            self.spoil();
             // SAFETY: the span lies in the region, which is writable; the host orders accesses to one tensor.
             unsafe { std::ptr::write_bytes(data.add(span.offset), value, span.size) };
             self.written(data, span);
@@ -110,12 +115,15 @@ impl Contents {
         }
         let Some(data) = self.locate_writable(tensor, span, "set") else { return false };
         let stays = usage != abi::GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+        if !stays {
+            self.spoil();
+        }
         for i in 0..span.count {
             let from = source.cast::<u8>().wrapping_add(i * source_stride);
             let at = span.offset + i * span.stride;
             // SAFETY: the piece lies in the region; the caller vouches for the source. They may overlap: a source in the same mapping.
             unsafe {
-                if !stays || !fill::set(self.name, self.id, &self.region, self.offset_of(data) + at, from, span.size) {
+                if !stays || !self.bring(self.offset_of(data) + at, from, span.size) {
                     std::ptr::copy(from, data.add(at), span.size);
                 }
             }
@@ -124,6 +132,20 @@ impl Contents {
             self.written(data, span);
         }
         true
+    }
+
+    /// # Safety
+    /// As [`fill::set`].
+    unsafe fn bring(&self, offset: usize, source: *const u8, len: usize) -> bool {
+        // SAFETY: by the caller's promise.
+        unsafe { fill::set(self.name, self.id, self.lasting.as_deref(), &self.region, offset, source, len) }
+    }
+
+    /// Bytes are written that are no tensor of a model.
+    fn spoil(&self) {
+        if let Some(lasting) = &self.lasting {
+            lasting.spoil();
+        }
     }
 
     /// Copies pieces of the tensor to `target`, where they are `target_stride` bytes apart.
@@ -171,6 +193,7 @@ impl Contents {
             log::error!("{}: clear refused: the buffer is a read-only mapping", self.name);
             return;
         }
+        self.spoil();
         // In steps, so that the dirty bytes of a file stay bounded.
         const STEP: usize = 8 << 20;
         for at in (0..self.region.len()).step_by(STEP) {
@@ -205,6 +228,12 @@ impl Contents {
         // SAFETY: the tensor is the host's.
         let bytes = unsafe { (self.host.api.ggml_nbytes)(tensor) };
         let type_name = abi::GGML_TYPES.iter().find(|(number, _)| *number == tensor.type_).map_or("other", |(_, name)| name);
-        report::add_tensor(id, report::Tensor { name: String::from_utf8_lossy(name).into_owned(), type_name, bytes });
+        let name = String::from_utf8_lossy(name).into_owned();
+        if let Some(lasting) = &self.lasting
+            && let Some(data) = self.region.within(tensor.data.cast(), bytes)
+        {
+            lasting.place(&name, self.offset_of(data), bytes);
+        }
+        report::add_tensor(id, report::Tensor { name, type_name, bytes });
     }
 }

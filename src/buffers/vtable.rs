@@ -72,7 +72,7 @@ pub unsafe fn over_region(
 ) -> *mut ggml_backend_buffer {
     // SAFETY: the caller vouches for the memory.
     let region = unsafe { Region::borrowed(base, size, writable) };
-    wrap(buft, host, name, region, None, true)
+    wrap(buft, Contents { host, name, region, id: None, announced: true.into(), lasting: None })
 }
 
 /// Trampolines of a buffer type whose table has the layout `I`.
@@ -111,7 +111,7 @@ impl<T: BufferType, I> TypeTable<T, I> {
         guard("alloc_buffer", std::ptr::null_mut(), || {
             // SAFETY: the host passes a type of ours, made by `boxed` with this layout, whose context is a `&'static Host`.
             let host: &'static Host = unsafe { &*(*buft.cast::<ggml_backend_buffer_type_of<I>>()).context.cast::<Host>() };
-            match super::allocate::<T>(size) {
+            match super::allocate_for_host::<T>(size) {
                 Ok(placed) => new_buffer(buft, host, T::name(), placed),
                 Err(error) => {
                     log::error!("{error}");
@@ -132,22 +132,19 @@ impl<T: BufferType, I> TypeTable<T, I> {
 
 /// Makes the host's buffer struct around new memory, and reports it.
 fn new_buffer(buft: *mut ggml_backend_buffer_type, host: &'static Host, name: &'static str, placed: Placed) -> *mut ggml_backend_buffer {
-    let Placed { region, place, file, fallback } = placed;
+    let Placed { region, place, file, fallback, lasting } = placed;
     let announce = place != Place::Pageable || fallback.is_some();
     let id = report::add_buffer(name, place, region.len(), file, fallback, announce);
-    wrap(buft, host, name, region, Some(id), announce)
+    if let Some(lasting) = &lasting {
+        lasting.attach(id);
+    }
+    let contents = Contents { host, name, region, id: Some(id), announced: announce.into(), lasting };
+    wrap(buft, contents)
 }
 
-fn wrap(
-    buft: *mut ggml_backend_buffer_type,
-    host: &'static Host,
-    name: &'static str,
-    region: Region,
-    id: Option<report::Id>,
-    announced: bool,
-) -> *mut ggml_backend_buffer {
-    let size = region.len();
-    let context = into_foreign(Contents { host, name, region, id, announced: announced.into() });
+fn wrap(buft: *mut ggml_backend_buffer_type, contents: Contents) -> *mut ggml_backend_buffer {
+    let (host, size) = (contents.host, contents.region.len());
+    let context = into_foreign(contents);
     // SAFETY: each call is made for the host's own layout; type and contents outlive the buffer (`free_buffer` ends the contents).
     let buffer = unsafe {
         match host.layout {

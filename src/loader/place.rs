@@ -126,7 +126,7 @@ fn copy(
                 return map(model, load, tensors, target, members, Some((fallback, decisions)), all);
             }
             let region = Region::from(Pageable::new(size)?);
-            (Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback) }, decisions)
+            (Placed::pageable(region, fallback), decisions)
         }
     };
     keep(tensors, target, memory, members, offsets, placed, decisions, all);
@@ -159,7 +159,7 @@ fn keep(
     all: &mut Allocation,
 ) {
     let size = placed.region.len();
-    let Placed { region, place, file, fallback } = placed;
+    let Placed { region, place, file, fallback, .. } = placed;
     let memory = decisions.first().and_then(|d| d.memory).unwrap_or(memory);
     let id = report::add_buffer(berth_name(target), place, size, file, fallback, true);
     for ((&tensor, offset), decision) in members.iter().zip(offsets).zip(decisions) {
@@ -191,7 +191,7 @@ fn read(
     let step = |d: Decision| after_failure(d, load, size as u64, &fallback.message, strict).map_err(Error::from);
     let decisions = decisions.into_iter().map(step).collect::<Result<Vec<_>>>()?;
     let region = Region::from(Pageable::new(size)?);
-    let placed = Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback) };
+    let placed = Placed::pageable(region, fallback);
     keep(tensors, target, Memory::Pageable, members, offsets, placed, decisions, all);
     Ok(())
 }

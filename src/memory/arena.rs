@@ -2,15 +2,17 @@
 //!
 //! Owns: the directory check, the file, the space in it, and its slices. A file is made without a name where the file system can (else it is
 //! unlinked at once), so nothing is left behind however the process ends; its space is reserved before it is mapped, so no access can raise
-//! SIGBUS for want of disk. Must not know: ggml, what the bytes mean.
+//! SIGBUS for want of disk. What lies behind the addresses may be exchanged: a file that lasts is mapped privately, so that no store of the
+//! process ever reaches it. Must not know: ggml, what the bytes mean, which files last ([`super::lasting`]).
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
+use super::sums::Sums;
 use super::writeback::Writeback;
 use super::{HUGE_PAGE, round_up, system};
 use crate::error::{Error, Result, Status};
@@ -83,6 +85,11 @@ impl Directory {
         let nearest = nearest.ok_or_else(|| failed(&std::io::ErrorKind::NotFound.into()))?;
         // Links that lead to the user's cache or home are followed.
         Directory::open(&nearest.canonicalize().map_err(|e| failed(&e))?, false)
+    }
+
+    /// The open directory.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// Its path as it was given.
@@ -170,18 +177,29 @@ fn c_path(path: &Path) -> Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::invalid(format!("{} contains a NUL byte", path.display())))
 }
 
+/// What lies behind the addresses of an arena.
+struct Backing {
+    fd: OwnedFd,
+    /// Offset of the arena's first byte in the file.
+    start: u64,
+    /// Whether stores stay in this process.
+    private: bool,
+    writeback: Writeback,
+}
+
 /// One mapped file and the space in it.
 pub struct Arena {
-    fd: OwnedFd,
+    backing: RwLock<Arc<Backing>>,
     base: *mut u8,
     capacity: usize,
     used: AtomicUsize,
-    writeback: Writeback,
+    /// Checksums of what is written, for a file that is to last.
+    sums: Option<Sums>,
 }
 
 // SAFETY: the mapping belongs to no thread, and slices never overlap.
 unsafe impl Send for Arena {}
-// SAFETY: `used` is atomic and `writeback` locks; all else is constant.
+// SAFETY: `used` is atomic, `backing`, `sums` and the write-back lock; all else is constant.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -190,25 +208,154 @@ impl Arena {
     /// # Errors
     /// [`Status::NoSpace`] if the file system has too little free, [`Status::Io`] or [`Status::OutOfMemory`] if the kernel refuses.
     pub fn new(directory: &Directory, capacity: usize) -> Result<Arc<Arena>> {
+        Arena::with_header(directory, capacity, 0)
+    }
+
+    /// The same, with `header` bytes before the arena's first one in the file, a multiple of the page size. Unless that is 0, checksums of what is
+    /// written are kept.
+    ///
+    /// # Errors
+    /// As [`Arena::new`].
+    pub fn with_header(directory: &Directory, capacity: usize, header: usize) -> Result<Arc<Arena>> {
         let capacity = round_up(capacity, HUGE_PAGE)?;
-        system::within_file_limit(capacity)?;
-        let free = directory.free_bytes()?;
-        if capacity as u64 > free {
-            let place = directory.path.display();
-            return Err(Error::new(Status::NoSpace, format!("{place} has {free} bytes free, {capacity} are needed")));
+        let fd = unnamed_with_space(directory, header, capacity)?;
+        Arena::over(fd, header as u64, capacity, false, (header > 0).then(Sums::default))
+    }
+
+    /// An arena of what is in a file already, `capacity` bytes from `start` on, both multiples of 2 MiB. Stores stay in this process.
+    ///
+    /// # Errors
+    /// [`Status::Io`] or [`Status::OutOfMemory`] if the kernel refuses.
+    pub(super) fn of_file(fd: OwnedFd, start: u64, capacity: usize) -> Result<Arc<Arena>> {
+        Arena::over(fd, start, capacity, true, Some(Sums::default()))
+    }
+
+    fn over(fd: OwnedFd, start: u64, capacity: usize, private: bool, sums: Option<Sums>) -> Result<Arc<Arena>> {
+        // SAFETY: at an address of the kernel's choice.
+        let base = unsafe { map(&fd, start, capacity, private, None) }?;
+        let backing = RwLock::new(Arc::new(Backing { fd, start, private, writeback: Writeback::new() }));
+        Ok(Arc::new(Arena { backing, base, capacity, used: AtomicUsize::new(0), sums }))
+    }
+
+    fn backing(&self) -> Arc<Backing> {
+        self.backing.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Number of bytes.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Whether stores stay in this process.
+    pub(super) fn is_private(&self) -> bool {
+        self.backing().private
+    }
+
+    /// A descriptor of its file.
+    ///
+    /// # Errors
+    /// [`Status::Io`] if there are too many.
+    pub(super) fn file(&self) -> Result<OwnedFd> {
+        self.backing().fd.try_clone().map_err(|e| Error::os("duplicate a file descriptor", &e))
+    }
+
+    /// Puts `capacity` bytes of another file behind the addresses, from `start` on.
+    ///
+    /// # Errors
+    /// If the kernel refuses: then all is as before.
+    ///
+    /// # Safety
+    /// Nobody may use the arena's bytes meanwhile, or rely on what they were.
+    pub(super) unsafe fn exchange(&self, fd: OwnedFd, start: u64, private: bool) -> Result<()> {
+        let mut backing = self.backing.write().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the range is this arena's own mapping; by the caller's promise nobody uses it.
+        unsafe { map(&fd, start, self.capacity, private, Some(self.base)) }?;
+        *backing = Arc::new(Backing { fd, start, private, writeback: Writeback::new() });
+        if let Some(sums) = &self.sums {
+            sums.forget();
         }
-        let fd = directory.unnamed_file()?;
-        reserve(&fd, capacity).map_err(|e| Error::os(format_args!("reserve {capacity} bytes in {}", directory.path.display()), &e))?;
-        // SAFETY: a new shared mapping of a file of that size, at an address of the kernel's choice.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), capacity, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(Error::last_os(format_args!("map {capacity} bytes of a file in {}", directory.path.display())));
+        Ok(())
+    }
+
+    /// Whether stores stay in this process from now on; those of before have reached the file.
+    ///
+    /// # Errors
+    /// If the kernel refuses: then all is as before.
+    ///
+    /// # Safety
+    /// Nobody may write to the arena's bytes meanwhile; with `private` false, stores since they were private are lost.
+    pub(super) unsafe fn set_private(&self, private: bool) -> Result<()> {
+        let mut backing = self.backing.write().unwrap_or_else(PoisonError::into_inner);
+        let fd = backing.fd.try_clone().map_err(|e| Error::os("duplicate a file descriptor", &e))?;
+        // SAFETY: the range is this arena's own mapping and gets the same bytes of the same file.
+        unsafe { map(&fd, backing.start, self.capacity, private, Some(self.base)) }?;
+        *backing = Arc::new(Backing { fd, start: backing.start, private, writeback: Writeback::new() });
+        Ok(())
+    }
+
+    /// A new file without a name in the place of the one behind the addresses, with `header` bytes before the arena's; with `copy` it has the
+    /// same bytes, else zeros.
+    ///
+    /// # Errors
+    /// As [`Arena::new`]: then all is as before.
+    ///
+    /// # Safety
+    /// Nobody may use the arena's bytes meanwhile.
+    pub unsafe fn renew(&self, directory: &Directory, header: usize, copy: bool) -> Result<()> {
+        let fd = unnamed_with_space(directory, header, self.capacity)?;
+        if copy {
+            const STEP: usize = 8 << 20;
+            let writeback = Writeback::new();
+            for at in (0..self.capacity).step_by(STEP) {
+                let (len, to) = (STEP.min(self.capacity - at), header as u64 + at as u64);
+                // SAFETY: the bytes are the arena's, and nobody writes them now.
+                unsafe { write_all(&fd, to, self.base.add(at), len) }.map_err(|e| Error::os("copy an arena", &e))?;
+                writeback.written(&fd, to, len);
+            }
         }
-        // Experts are read in an order that no read-ahead guesses. Advice only.
-        // SAFETY: exactly the mapping just made.
-        unsafe { libc::madvise(base, capacity, libc::MADV_RANDOM) };
-        Ok(Arc::new(Arena { fd, base: base.cast(), capacity, used: AtomicUsize::new(0), writeback: Writeback::new() }))
+        // SAFETY: by the caller's promise.
+        unsafe { self.exchange(fd, header as u64, false) }
+    }
+
+    /// Checksum of `len` bytes at `offset`: of what was written, where that is known, else of what is in the file.
+    ///
+    /// # Errors
+    /// [`Status::Io`] if it cannot be read.
+    pub(super) fn sum(&self, offset: usize, len: usize) -> Result<u32> {
+        if let Some(known) = self.sums.as_ref().and_then(|s| s.of(offset, len)) {
+            return Ok(known);
+        }
+        let backing = self.backing();
+        super::sums::of_file(backing.fd.as_fd(), backing.start + offset as u64, len as u64)
+    }
+
+    /// Whether the checksum of a range is known without reading it.
+    #[cfg(test)]
+    pub(super) fn knows(&self, offset: usize, len: usize) -> bool {
+        self.sums.as_ref().is_some_and(|s| s.of(offset, len).is_some())
+    }
+
+    /// Whether the first and the last bytes of `len` at `offset` are those of `source`. Stores of this process to whole pages of them are undone
+    /// before, if stores are private.
+    ///
+    /// # Safety
+    /// `source` must be readable for `len` bytes, and nobody may use those of the arena meanwhile.
+    pub unsafe fn holds(&self, offset: usize, source: *const u8, len: usize) -> bool {
+        let page = super::input::page_size();
+        if !self.is_private() || offset.checked_add(len).is_none_or(|end| end > self.capacity) {
+            return false;
+        }
+        let (first, end) = (offset.next_multiple_of(page), (offset + len) / page * page);
+        let base = self.base.wrapping_add(offset);
+        // SAFETY: whole pages of this arena's mapping, which is a file's: they are read from it again. Both ranges have `len` bytes.
+        unsafe {
+            if first < end && libc::madvise(self.base.add(first).cast(), end - first, libc::MADV_DONTNEED) != 0 {
+                return false;
+            }
+            let edge = len.min(page);
+            let same = |at: usize| std::slice::from_raw_parts(base.add(at), edge) == std::slice::from_raw_parts(source.add(at), edge);
+            same(0) && same(len - edge)
+        }
     }
 
     /// The next `len` bytes, on a 2 MiB boundary of the file.
@@ -231,9 +378,66 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `new`, unmapped once; no slice is left, each holds a reference.
+        // SAFETY: exactly the mapping made in `over`, unmapped once; no slice is left, each holds a reference.
         unsafe { libc::munmap(self.base.cast(), self.capacity) };
     }
+}
+
+/// A new file without a name that has `header` and `capacity` bytes, all of them reserved.
+fn unnamed_with_space(directory: &Directory, header: usize, capacity: usize) -> Result<OwnedFd> {
+    let total = round_up(header.saturating_add(capacity), super::input::page_size())?;
+    system::within_file_limit(total)?;
+    let free = directory.free_bytes()?;
+    if total as u64 > free {
+        let place = directory.path.display();
+        return Err(Error::new(Status::NoSpace, format!("{place} has {free} bytes free, {total} are needed")));
+    }
+    let fd = directory.unnamed_file()?;
+    reserve(&fd, total).map_err(|e| Error::os(format_args!("reserve {total} bytes in {}", directory.path.display()), &e))?;
+    Ok(fd)
+}
+
+/// Maps `len` bytes of a file from `start` on, at `at` or at an address of the kernel's choice.
+///
+/// # Safety
+/// What is mapped at `at` must be the caller's, and nobody may rely on it any more.
+unsafe fn map(fd: &OwnedFd, start: u64, len: usize, private: bool, at: Option<*mut u8>) -> Result<*mut u8> {
+    let start = libc::off_t::try_from(start).map_err(|_| Error::invalid("an offset that no file has"))?;
+    // No swap is set aside for a private mapping: hardly anybody stores to weights.
+    let kind = if private { libc::MAP_PRIVATE | libc::MAP_NORESERVE } else { libc::MAP_SHARED };
+    let kind = kind | if at.is_some() { libc::MAP_FIXED } else { 0 };
+    let wanted = at.unwrap_or(std::ptr::null_mut()).cast();
+    // SAFETY: a mapping of the file at an address of the kernel's choice, or one that the caller vouches for.
+    let base = unsafe { libc::mmap(wanted, len, libc::PROT_READ | libc::PROT_WRITE, kind, fd.as_raw_fd(), start) };
+    if base == libc::MAP_FAILED {
+        return Err(Error::last_os(format_args!("map {len} bytes of an arena's file")));
+    }
+    // Experts are read in an order that no read-ahead guesses. Advice only.
+    // SAFETY: exactly the mapping just made.
+    unsafe { libc::madvise(base, len, libc::MADV_RANDOM) };
+    Ok(base.cast())
+}
+
+/// Writes `len` bytes of `source` at `at` of the file.
+///
+/// # Safety
+/// `source` must be readable for `len` bytes.
+unsafe fn write_all(fd: &OwnedFd, at: u64, source: *const u8, len: usize) -> std::io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        let to = libc::off_t::try_from(at + done as u64).map_err(std::io::Error::other)?;
+        // SAFETY: the descriptor is open; by the caller's promise the source is readable.
+        let written = unsafe { libc::pwrite(fd.as_raw_fd(), source.add(done).cast(), len - done, to) };
+        match usize::try_from(written) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(n) => done += n,
+            Err(_) => match std::io::Error::last_os_error() {
+                e if e.kind() == std::io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
+        }
+    }
+    Ok(())
 }
 
 /// Gives the file its size with every block allocated.
@@ -298,31 +502,51 @@ impl Slice {
     /// # Safety
     /// `offset + len` must be at most [`Slice::len`], those bytes used by nobody else meanwhile, and those of `source` readable.
     pub(super) unsafe fn write(&self, offset: usize, source: *const u8, len: usize) -> std::io::Result<()> {
-        let mut done = 0;
-        while done < len {
-            let at = libc::off_t::try_from(self.offset + offset + done).map_err(std::io::Error::other)?;
-            // SAFETY: the descriptor is open; by the caller's promise the source is readable and the place in the file this slice's.
-            let written = unsafe { libc::pwrite(self.arena.fd.as_raw_fd(), source.add(done).cast(), len - done, at) };
-            match usize::try_from(written) {
-                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-                Ok(n) => done += n,
-                Err(_) => match std::io::Error::last_os_error() {
-                    e if e.kind() == std::io::ErrorKind::Interrupted => {}
-                    e => return Err(e),
-                },
-            }
+        let backing = self.arena.backing();
+        if backing.private {
+            return Err(std::io::ErrorKind::ReadOnlyFilesystem.into());
         }
-        Ok(())
+        // SAFETY: by the caller's promise; the place in the file is this slice's.
+        unsafe { write_all(&backing.fd, backing.start + (self.offset + offset) as u64, source, len) }
+    }
+
+    /// The arena that it is a part of.
+    pub(super) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    /// Takes note of the checksum of `len` bytes of `source` that were written at `offset`, if the arena wants it.
+    ///
+    /// # Safety
+    /// `source` must be readable for `len` bytes.
+    pub(super) unsafe fn sum(&self, offset: usize, source: *const u8, len: usize) {
+        if let Some(sums) = &self.arena.sums {
+            // SAFETY: by the caller's promise.
+            sums.add(self.offset + offset, unsafe { std::slice::from_raw_parts(source, len) });
+        }
+    }
+
+    /// Tells that bytes were stored of which no checksum was taken.
+    pub(super) fn unsummed(&self) {
+        if let Some(sums) = &self.arena.sums {
+            sums.forget();
+        }
     }
 
     /// Tells that `len` bytes at `offset` were written, and waits while too many are dirty.
     pub fn written(&self, offset: usize, len: usize) {
-        self.arena.writeback.written(&self.arena.fd, (self.offset + offset) as u64, len);
+        let backing = self.arena.backing();
+        if !backing.private {
+            backing.writeback.written(&backing.fd, backing.start + (self.offset + offset) as u64, len);
+        }
     }
 
     /// Starts to write to the disk what was written, unless it is little.
     pub fn flush(&self) {
-        self.arena.writeback.flush(&self.arena.fd);
+        let backing = self.arena.backing();
+        if !backing.private {
+            backing.writeback.flush(&backing.fd);
+        }
     }
 }
 

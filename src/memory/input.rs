@@ -62,7 +62,6 @@ impl Input {
     }
 
     /// The open file.
-    #[cfg(test)]
     pub(super) fn file(&self) -> &File {
         &self.file
     }

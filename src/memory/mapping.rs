@@ -95,32 +95,42 @@ fn find_all_in(maps: &[u8], address: u64, len: u64) -> Option<Mapped> {
     Some(found)
 }
 
+/// A mapping of the file with this path whose pages are the file's own and cannot be written.
+pub fn find_file(path: &Path) -> Option<Mapped> {
+    let maps = std::fs::read(Path::new("/proc/self/maps")).ok()?;
+    let unchangeable = |m: &Mapped| m.shared && !m.writable && m.file.as_deref() == Some(path);
+    maps.split(|b| *b == b'\n').filter_map(parse).map(|(_, mapped)| mapped).find(unchangeable)
+}
+
 fn find_in(maps: &[u8], address: u64) -> Option<Mapped> {
-    maps.split(|b| *b == b'\n').find_map(|line| {
-        // start-end perms offset dev inode   path, the path alone may contain spaces.
-        let mut fields = line.splitn(6, |b| *b == b' ');
-        let mut field = || std::str::from_utf8(fields.next()?).ok();
-        let (range, perms, offset, device, inode) = (field()?, field()?, field()?, field()?, field()?);
-        let (start, end) = range.split_once('-')?;
-        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
-        if !(start..end).contains(&address) {
-            return None;
-        }
-        let (major, minor) = device.split_once(':')?;
-        let path = fields.next().unwrap_or(b"").trim_ascii_start();
-        Some(Mapped {
-            writable: perms.as_bytes().get(1) == Some(&b'w'),
-            shared: perms.as_bytes().get(3) == Some(&b's'),
-            file: path.starts_with(b"/").then(|| {
-                use std::os::unix::ffi::OsStrExt;
-                PathBuf::from(std::ffi::OsStr::from_bytes(path))
-            }),
-            offset: u64::from_str_radix(offset, 16).ok()? + (address - start),
-            device: (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
-            inode: inode.parse().ok()?,
-            left: end - address,
-        })
-    })
+    let (start, found) = maps.split(|b| *b == b'\n').filter_map(parse).find(|(start, m)| (*start..start + m.left).contains(&address))?;
+    let into = address - start;
+    Some(Mapped { offset: found.offset + into, left: found.left - into, ..found })
+}
+
+/// A line of the list: where the mapping starts, and the mapping from there on.
+fn parse(line: &[u8]) -> Option<(u64, Mapped)> {
+    // start-end perms offset dev inode   path, the path alone may contain spaces.
+    let mut fields = line.splitn(6, |b| *b == b' ');
+    let mut field = || std::str::from_utf8(fields.next()?).ok();
+    let (range, perms, offset, device, inode) = (field()?, field()?, field()?, field()?, field()?);
+    let (start, end) = range.split_once('-')?;
+    let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+    let (major, minor) = device.split_once(':')?;
+    let path = fields.next().unwrap_or(b"").trim_ascii_start();
+    let mapped = Mapped {
+        writable: perms.as_bytes().get(1) == Some(&b'w'),
+        shared: perms.as_bytes().get(3) == Some(&b's'),
+        file: path.starts_with(b"/").then(|| {
+            use std::os::unix::ffi::OsStrExt;
+            PathBuf::from(std::ffi::OsStr::from_bytes(path))
+        }),
+        offset: u64::from_str_radix(offset, 16).ok()?,
+        device: (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
+        inode: inode.parse().ok()?,
+        left: end.checked_sub(start)?,
+    };
+    Some((start, mapped))
 }
 
 #[cfg(test)]

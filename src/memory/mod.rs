@@ -5,11 +5,13 @@
 pub mod arena;
 pub mod fill;
 pub mod input;
+pub mod lasting;
 pub mod mapping;
 pub mod numa;
 pub mod origin;
 pub mod pageable;
 pub mod pinned;
+mod sums;
 pub mod system;
 pub mod target;
 #[cfg(test)]
@@ -108,7 +110,7 @@ impl Region {
             return None;
         }
         Some(match &self.owner {
-            Owner::Arena(slice) => target::Target::slice(slice, offset, len),
+            Owner::Arena(slice) if !slice.arena().is_private() => target::Target::slice(slice, offset, len),
             _ => target::Target::memory(self.base.wrapping_add(offset), len),
         })
     }
@@ -116,6 +118,7 @@ impl Region {
     /// Tells that `len` bytes at `offset` were stored, so that a file-backed region can write them back.
     pub fn written(&self, offset: usize, len: usize) {
         if let Owner::Arena(slice) = &self.owner {
+            slice.unsummed();
             slice.written(offset, len);
         }
     }

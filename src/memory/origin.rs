@@ -31,6 +31,13 @@ struct Released {
     at: usize,
 }
 
+impl MappedFile {
+    /// Whether both are one file.
+    pub fn is(&self, other: &MappedFile) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+}
+
 #[cfg(test)]
 impl MappedFile {
     /// The same file, of which no byte can be read.
@@ -93,6 +100,15 @@ pub fn behind(address: *const u8, len: usize, last: Option<&Arc<MappedFile>>, di
         return Err(NoOrigin::Truncated { path: file.input.path().to_owned(), size, needed, left });
     }
     Ok(Origin { file, offset: mapped.offset })
+}
+
+/// The file with this path that is mapped somewhere in this process, as its maker maps a model: shared and read-only.
+///
+/// # Errors
+/// Why there is none.
+pub fn mapped(path: &Path) -> Result<Arc<MappedFile>, NoOrigin> {
+    let found = mapping::find_file(path).ok_or(NoOrigin::Memory)?;
+    open(&found, path.to_owned(), false).map(Arc::new)
 }
 
 /// Whether the kernel shows a path where there is no file: memory that processes share.

@@ -72,12 +72,17 @@ impl<'a> Target<'a> {
             // SAFETY: by the caller's promise. `copy` because a source may lie in the same region.
             unsafe { std::ptr::copy(source, self.base.add(at), len) };
         }
-        self.written(at, len);
+        if let Some((slice, offset)) = self.file {
+            // SAFETY: by the caller's promise.
+            unsafe { slice.sum(offset + at, source, len) };
+            slice.written(offset + at, len);
+        }
     }
 
-    /// Tells that bytes were written, so that the dirty ones stay bounded.
+    /// Tells that bytes were stored, and not put, so that the dirty ones stay bounded.
     pub(super) fn written(&self, at: usize, len: usize) {
         if let Some((slice, offset)) = self.file {
+            slice.unsummed();
             slice.written(offset + at, len);
         }
     }

@@ -29,6 +29,10 @@ impl Sample {
     pub(crate) fn open(&self) -> File {
         File::open(&self.path).unwrap()
     }
+
+    pub(crate) fn open_to_write(&self) -> File {
+        File::options().write(true).open(&self.path).unwrap()
+    }
 }
 
 /// Pseudo-random bytes.

@@ -34,6 +34,11 @@ pub enum How {
         /// Those read past the page cache.
         direct: u64,
     },
+    /// Neither: they lie there from an earlier start.
+    Kept {
+        /// How many.
+        bytes: u64,
+    },
     /// Copied from memory.
     Copied {
         /// Why.
@@ -63,7 +68,15 @@ pub struct Filled {
     direct: u64,
     /// Bytes copied from memory.
     copied: u64,
+    /// Bytes that lay there from an earlier start. Absent where nothing lasts.
+    #[serde(skip_serializing_if = "is_zero")]
+    kept: u64,
     reasons: Vec<Count>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 impl Filled {
@@ -74,6 +87,7 @@ impl Filled {
                 self.read += bytes;
                 self.direct += direct;
             }
+            How::Kept { bytes } => self.kept += bytes,
             How::Copied { reason, bytes, message } => {
                 self.copied += bytes;
                 match self.reasons.iter_mut().find(|c| c.reason == reason) {

@@ -4,6 +4,7 @@
 
 pub mod blocks;
 pub mod filled;
+pub mod lasting;
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::OpenOptions;
@@ -128,6 +129,9 @@ pub struct Buffer {
     pub usage: Usage,
     /// How bytes came into it.
     pub filled: filled::Filled,
+    /// Whether they are kept for the next start; absent unless that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lasting: Option<lasting::Lasting>,
     /// Weights in it.
     pub tensors: Vec<Tensor>,
 }
@@ -280,6 +284,7 @@ pub fn add_buffer(asked: &'static str, got: Place, bytes: usize, file: Option<Pa
             live: true,
             usage: Usage::Tensors,
             filled: filled::Filled::default(),
+            lasting: None,
             tensors: Vec::new(),
         });
         Id(state.last_id)
@@ -336,6 +341,20 @@ pub fn filled(id: Id, how: filled::How) {
     if let Some(buffer) = buffers.rev().find(|b| b.id == id.0) {
         buffer.filled.add(how);
     }
+}
+
+/// Remembers whether a buffer's bytes are kept for the next start, and logs one line about it once that is settled.
+pub fn lasting(id: Id, now: lasting::Lasting) {
+    let mut found = None;
+    if let Some(buffer) = state().as_mut().and_then(|s| s.live.iter_mut().find(|b| b.id == id.0)) {
+        buffer.lasting = Some(now.clone());
+        found = Some((buffer.asked, buffer.bytes));
+    }
+    // No lock is held: a log may call back into us.
+    if let Some((asked, bytes)) = found {
+        now.say(asked, bytes);
+    }
+    changed();
 }
 
 /// Called when a model has been loaded: warns, once per buffer type, of tensors that gain nothing there, and writes the report.

@@ -1,5 +1,6 @@
 //! The `berth` command: what this machine and this model allow, before anything is loaded.
 
+mod arena;
 mod doctor;
 mod explain;
 
@@ -17,6 +18,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// List, verify and remove the files that BERTH_ARENA_PERSIST=1 has left.
+    Arena(arena::Args),
     /// Show what this machine offers: processor, memory, limits, arena directory, CUDA driver, llama.cpp.
     Doctor(doctor::Args),
     /// Show where every tensor of a model would go, and why, before anything is loaded.
@@ -25,6 +28,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::try_parse_from(std::env::args_os().map(explain::long_spelling)) {
+        Ok(Cli { command: Command::Arena(args) }) => arena::run(&args),
         Ok(Cli { command: Command::Doctor(args) }) => doctor::run(&args),
         Ok(Cli { command: Command::Explain(args) }) => explain::run(&args),
         Err(answer) => answered(&answer),
