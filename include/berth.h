@@ -244,7 +244,7 @@ struct berth_error_info {
      */
     enum berth_status status;
     /**
-     * Number of the rule that is at fault, from 1; 0 if none is.
+     * Number of the rule that is at fault, from 1, among all: those that were there before the call come first. 0 if none is.
      */
     size_t rule;
     /**
@@ -1153,7 +1153,7 @@ enum berth_status berth_rules_parse(struct berth_rules *rules,
 
 /**
  * Appends the rules of one `-ot` argument of llama-bench: `pattern=TARGET;pattern=TARGET`. A `,` there separates runs with rules of their own;
- * `run`, from 0, says which one is wanted.
+ * `run`, from 0, says which one is wanted. On an error, in whichever run, nothing is appended.
  *
  * # Safety
  * As `berth_rules_parse`.

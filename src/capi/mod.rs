@@ -83,7 +83,7 @@ pub struct ErrorInfo {
     pub struct_size: usize,
     /// Its class.
     pub status: Status,
-    /// Number of the rule that is at fault, from 1; 0 if none is.
+    /// Number of the rule that is at fault, from 1, among all: those that were there before the call come first. 0 if none is.
     pub rule: usize,
     /// Column of the fault in the text of the rules, from 1, in characters; 0 if there is none.
     pub column: usize,

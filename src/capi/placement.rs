@@ -185,6 +185,7 @@ impl LoadDesc {
         Ok(placement::Load {
             mmap: self.mmap,
             devices,
+            assumed_shares: false,
             gpu_layers: u32::try_from(self.gpu_layers).ok(),
             layers: self.layers,
             repack: [Repack::Off, Repack::Avx2, Repack::Avx512][usize::from(choice(self.repack, "repack", 2)?)],

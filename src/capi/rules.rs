@@ -50,10 +50,11 @@ fn no_such(what: &str, index: usize, count: usize) -> Error {
 impl Rules {
     fn change(&mut self, change: impl FnOnce(&mut placement::Rules) -> std::result::Result<(), RuleError>) -> Result<()> {
         let rules = Arc::get_mut(&mut self.rules).ok_or_else(|| Error::invalid("the rules are in use by a loader"))?;
-        change(rules)?;
+        let changed = change(rules);
         let text = |t: &str| CString::new(t).unwrap_or_default();
+        // Whatever became of the change: there is a text for every rule that there is.
         self.texts.extend(rules.iter().skip(self.texts.len()).map(|r| [text(r.pattern().as_str()), text(r.target().name())]));
-        Ok(())
+        Ok(changed?)
     }
 }
 
@@ -91,7 +92,7 @@ pub unsafe extern "C" fn berth_rules_parse(rules: *mut Rules, text: *const c_cha
 }
 
 /// Appends the rules of one `-ot` argument of llama-bench: `pattern=TARGET;pattern=TARGET`. A `,` there separates runs with rules of their own;
-/// `run`, from 0, says which one is wanted.
+/// `run`, from 0, says which one is wanted. On an error, in whichever run, nothing is appended.
 ///
 /// # Safety
 /// As `berth_rules_parse`.
@@ -100,9 +101,11 @@ pub unsafe extern "C" fn berth_rules_parse_bench(rules: *mut Rules, text: *const
     status("berth_rules_parse_bench", || {
         // SAFETY: the caller vouches for both.
         let (rules, text) = unsafe { (input::handle(rules, "rules")?, input::text(text, "text")?) };
-        let runs = placement::Rules::parse_bench(rules.rules.targets(), text)?;
-        let wanted = runs.get(run).ok_or_else(|| no_such("run", run, runs.len()))?;
-        rules.change(|r| wanted.iter().try_for_each(|rule| r.push(rule.pattern().as_str(), rule.target().name())))
+        let runs = placement::Rules::bench_runs(text);
+        if run >= runs {
+            return Err(no_such("run", run, runs));
+        }
+        rules.change(|r| r.parse_bench(text, run))
     })
 }
 
@@ -212,6 +215,21 @@ mod tests {
         // SAFETY: likewise.
         assert_eq!(unsafe { berth_rules_parse_bench(&raw mut rules, c"a=CPU".as_ptr(), 1) }, Status::InvalidArgument);
         assert_eq!(last_error(), "no run has index 1: there are 1, and the last has index 0");
+    }
+
+    #[test]
+    fn a_run_that_does_not_fit_leaves_the_rules_as_they_were_and_is_told_where() {
+        let mut rules = Rules { rules: Arc::new(placement::Rules::new(Targets::new([""; 0]))), texts: Vec::new() };
+        // SAFETY: rules, and a constant text.
+        let parse = |rules: &mut Rules, text: &std::ffi::CStr| unsafe { berth_rules_parse_bench(&raw mut *rules, text.as_ptr(), 0) };
+        // SAFETY: rules.
+        assert_eq!(unsafe { berth_rules_n_cpu_moe(&raw mut rules, 4090) }, Status::Ok);
+        assert_eq!(parse(&mut rules, c"a=CPU;b=CPU;c=CPU;d=CPU;e=CPU;f=CPU;g=CPU;h=CPU"), Status::InvalidArgument);
+        assert!(last_error().starts_with("rule 4097, column 37: "), "{}", last_error());
+        assert_eq!((rules.rules.len(), rules.texts.len()), (4090, 4090));
+        assert_eq!(parse(&mut rules, c"a=CPU;b=CPU;c=CPU;d=CPU;e=CPU;f=CPU"), Status::Ok);
+        assert_eq!((rules.rules.len(), rules.texts.len()), (4096, 4096));
+        assert_eq!(rules.texts[4095][0].as_c_str(), c"f");
     }
 
     fn last_error() -> String {

@@ -168,7 +168,7 @@ fn with_model(load: Load, header: &Header) -> Load {
     let facts = Facts::of(header);
     let or_model = |given: u32, model: u32| if given == 0 { model } else { given };
     Load {
-        layers: or_model(load.layers, facts.layers),
+        layers: or_model(load.layers, facts.counted_layers),
         experts: or_model(load.experts, facts.experts),
         experts_used: or_model(load.experts_used, facts.experts_used),
         ..load

@@ -76,6 +76,8 @@ pub struct Load {
     pub mmap: bool,
     /// GPUs in stock's order.
     pub devices: Vec<Device>,
+    /// Whether the devices' shares are only assumed: nobody gave them, and how much memory they have is not known.
+    pub assumed_shares: bool,
     /// `-ngl`: how many layers, counted from the last, and the output behind them go to the devices. `None`: all.
     pub gpu_layers: Option<u32>,
     /// Layers of the model.
@@ -102,6 +104,7 @@ impl Default for Load {
         Load {
             mmap: true,
             devices: Vec::new(),
+            assumed_shares: false,
             gpu_layers: None,
             layers: 0,
             repack: Repack::Off,

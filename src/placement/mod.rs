@@ -15,6 +15,7 @@ mod facts;
 mod load;
 mod matcher;
 mod names;
+mod notation;
 mod pattern;
 mod pattern_error;
 mod reason;
@@ -23,6 +24,7 @@ mod rule_error;
 mod rules;
 mod target;
 mod tensor;
+mod warnings;
 
 pub use budget::{SlowRule, StepLimit};
 pub use bytes::Bytes;
