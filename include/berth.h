@@ -723,11 +723,11 @@ struct berth_tensor_desc {
      */
     const char *name;
     /**
-     * Elements per dimension, innermost first; 1 for those it has not.
+     * Elements per dimension, innermost first; 1 for those it has not. None of them negative.
      */
     int64_t ne[4];
     /**
-     * `enum ggml_type`.
+     * `enum ggml_type`. A format that Berth does not know has no size here, so it is never too large to be read at once.
      */
     uint32_t ggml_type;
     /**
@@ -1132,7 +1132,8 @@ const char *berth_memory_text(int32_t memory);
 
 /**
  * New, empty rules. `devices` are the names of device buffer types that rules may name beside `CPU`, `CPU_MMAP`, `CUDA_Host` and `ARENA`, for
- * example "CUDA0"; a name that is empty or contains `,`, `;`, `=` or a control character is an error. Free with `berth_rules_free`.
+ * example "CUDA0"; a name that is empty or contains `,`, `;`, `=` or a control character is an error, and so is one that is there twice, `CPU`, or
+ * one of Berth's, in whatever case of letters. Free with `berth_rules_free`.
  *
  * # Safety
  * `devices` must point at `n_devices` strings, or be NULL if that is 0; `rules` must be NULL, which is an error, or writable.

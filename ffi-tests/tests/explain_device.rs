@@ -1,11 +1,9 @@
 //! What `explain` says goes to a device, against what stock llama.cpp puts there, in bytes.
 //!
-//! The device is stock's own `ggml-rpc-server` on this machine: it computes everything, like a GPU. Models of llama.cpp's `test-llama-archs`, a
-//! few by default and every one with `BERTH_FULL=1`; and models in which an architecture is odd about its layers or its embeddings and which that
-//! program does not write, made here from the metadata of one that it does.
+//! The device is stock's own `ggml-rpc-server` on this machine: it computes everything, like a GPU. Every model that llama.cpp's
+//! `test-llama-archs` writes; and models in which an architecture is odd about its layers or its embeddings and which that program does not write,
+//! made here from the metadata of one that it does.
 
-#[path = "support/full.rs"]
-mod full;
 #[path = "support/scratch.rs"]
 mod scratch;
 
@@ -21,7 +19,6 @@ use ffi_tests::cache::say;
 use ffi_tests::gguf::{Array, Gguf, Type, Value, Writer};
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::{models, run, skip};
-use full::full;
 use scratch::Scratch;
 
 /// The build of llama.cpp that has the programs.
@@ -29,12 +26,6 @@ const HOST: &str = "sdist-dl";
 
 /// All layers; the last one and the output.
 const LAYERS: [u32; 2] = [99, 2];
-
-/// Architectures whose models with experts stand for the others: merged and chunked experts, biases, layers that predict further tokens, recurrent
-/// ones, and embeddings used twice.
-const WITH_EXPERTS: &[&str] = &["qwen3moe", "gpt-oss", "deepseek2", "hy_v3", "grovemoe", "glm4moe", "qwen35moe", "llama4"];
-/// The same without experts.
-const DENSE: &[&str] = &["llama", "gemma2", "cohere2", "falcon", "mamba", "falcon-h1", "nemotron_h", "hrm_text"];
 
 /// A running `ggml-rpc-server`.
 struct Rpc {
@@ -126,18 +117,14 @@ fn compare_all(models: impl FnOnce(&Host, &Scratch) -> Result<Vec<PathBuf>>) {
 }
 
 #[test]
-fn models_of_every_kind_go_to_a_device_as_explain_says() {
+fn models_of_every_architecture_go_to_a_device_as_explain_says() {
     compare_all(|host, scratch| {
-        if full() {
-            let dir = scratch.dir("all");
-            models::of_all_architectures(host, &dir)?;
-            let mut all = std::fs::read_dir(dir)?.map(|e| Ok(e?.path())).collect::<Result<Vec<_>>>()?;
-            all.sort();
-            anyhow::ensure!(all.len() > 100, "{} models", all.len());
-            return Ok(all);
-        }
-        let experts = WITH_EXPERTS.iter().map(|arch| models::of_architecture(host, arch));
-        experts.chain(DENSE.iter().map(|arch| models::dense_of_architecture(host, arch))).collect()
+        let dir = scratch.dir("all");
+        models::of_all_architectures(host, &dir)?;
+        let mut all = std::fs::read_dir(dir)?.map(|e| Ok(e?.path())).collect::<Result<Vec<_>>>()?;
+        all.sort();
+        anyhow::ensure!(all.len() > 100, "{} models", all.len());
+        Ok(all)
     });
 }
 

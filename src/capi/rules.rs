@@ -59,7 +59,8 @@ impl Rules {
 }
 
 /// New, empty rules. `devices` are the names of device buffer types that rules may name beside `CPU`, `CPU_MMAP`, `CUDA_Host` and `ARENA`, for
-/// example "CUDA0"; a name that is empty or contains `,`, `;`, `=` or a control character is an error. Free with `berth_rules_free`.
+/// example "CUDA0"; a name that is empty or contains `,`, `;`, `=` or a control character is an error, and so is one that is there twice, `CPU`, or
+/// one of Berth's, in whatever case of letters. Free with `berth_rules_free`.
 ///
 /// # Safety
 /// `devices` must point at `n_devices` strings, or be NULL if that is 0; `rules` must be NULL, which is an error, or writable.
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn berth_rules_new(devices: *const *const c_char, n_device
         let names = unsafe { input::array(devices, n_devices, "devices") }?;
         // SAFETY: likewise.
         let names = names.iter().map(|name| unsafe { input::text(*name, "a device's name") }).collect::<Result<Vec<_>>>()?;
-        names.iter().try_for_each(|name| Targets::check_device(name).map_err(Error::invalid))?;
+        Targets::check_devices(names.iter().map(|name| (*name, None))).map_err(Error::invalid)?;
         let make = || Ok(Box::into_raw(Box::new(Rules { rules: Arc::new(placement::Rules::new(Targets::new(names))), texts: Vec::new() })));
         // SAFETY: the caller vouches for `rules`.
         unsafe { input::output(rules, "rules", make) }
@@ -215,6 +216,26 @@ mod tests {
         // SAFETY: likewise.
         assert_eq!(unsafe { berth_rules_parse_bench(&raw mut rules, c"a=CPU".as_ptr(), 1) }, Status::InvalidArgument);
         assert_eq!(last_error(), "no run has index 1: there are 1, and the last has index 0");
+    }
+
+    #[test]
+    fn an_empty_target_is_refused_and_a_device_has_the_same_name_as_in_a_load() {
+        let mut rules = Rules { rules: Arc::new(placement::Rules::new(Targets::new([""; 0]))), texts: Vec::new() };
+        // SAFETY: rules, and constant texts.
+        assert_eq!(unsafe { berth_rules_push(&raw mut rules, c"a".as_ptr(), c"".as_ptr()) }, Status::InvalidArgument);
+        let said = "rule 1, column 1: the name of the target is empty. Known: CPU, CPU_MMAP, CUDA_Host, ARENA";
+        assert_eq!((last_error().as_str(), rules.rules.len()), (said, 0));
+        for (names, said) in [
+            (&[c"CUDA0", c"cuda0"][..], "'cuda0' is named twice"),
+            (&[c"cpu"], "'cpu' is host memory and no device that layers go to"),
+            (&[c"ARENA"], "'ARENA' is host memory and no device that layers go to"),
+        ] {
+            let names: Vec<_> = names.iter().map(|n| n.as_ptr()).collect();
+            let mut made = std::ptr::null_mut();
+            // SAFETY: as many strings as said, and a pointer to write to.
+            assert_eq!(unsafe { berth_rules_new(names.as_ptr(), names.len(), &raw mut made) }, Status::InvalidArgument);
+            assert_eq!((last_error().as_str(), made.is_null()), (said, true));
+        }
     }
 
     #[test]

@@ -195,6 +195,12 @@ impl Explanation {
         self.rules.iter().any(RuleUse::is_idle) || self.warnings.iter().any(broken)
     }
 
+    /// Bytes that are copied into RAM; an arena in a file system in memory takes RAM too.
+    pub fn copied_into_memory(&self) -> u64 {
+        let in_arena = if self.machine.arena_in_memory.is_some() { self.totals.arena } else { 0 };
+        self.totals.pageable.saturating_add(self.totals.pinned).saturating_add(in_arena)
+    }
+
     /// Why this machine cannot give a place to what goes there. In llama.cpp it is in ordinary memory then.
     pub fn lacks(&self, place: &Target) -> Option<&str> {
         match place {

@@ -34,7 +34,7 @@ pub use explain::{Explanation, Machine, PlaceUse, Placed, RuleUse, Totals, Warni
 pub use facts::Facts;
 #[cfg(test)]
 pub(crate) use load::is_computed;
-pub use load::{Device, LazyMode, Load, OFFLOAD_MIN_BATCH, Offload, Repack};
+pub use load::{Device, LazyMode, Load, OFFLOAD_MIN_BATCH, Offload, Repack, takes_by_itself};
 pub use matcher::Hits;
 pub use names::{Name, Op, Part};
 pub use pattern::{Pattern, TooSlow};

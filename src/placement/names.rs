@@ -50,11 +50,11 @@ pub struct Name<'a> {
     pub prefix: &'static str,
     /// The name without layer and suffix, for example `ffn_up_exps`.
     pub base: &'a str,
-    /// `weight`, `bias`, `scale`, `input_scale`, `lora_a`, `lora_b`, or nothing.
+    /// `weight`, `bias`, `scale`, `scales`, `input_scale`, `lora_a`, `lora_b`, or nothing.
     pub suffix: &'a str,
 }
 
-const SUFFIXES: [&str; 6] = ["weight", "bias", "scale", "input_scale", "lora_a", "lora_b"];
+const SUFFIXES: [&str; 7] = ["weight", "bias", "scale", "scales", "input_scale", "lora_a", "lora_b"];
 const LAYER_PREFIXES: [&str; 5] = ["blk.", "enc.blk.", "dec.blk.", "posnet.", "convnext."];
 
 impl<'a> Name<'a> {

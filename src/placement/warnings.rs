@@ -160,8 +160,7 @@ fn warn_of_small_tensors(e: &mut Explanation) {
 }
 
 fn warn_of_memory(e: &mut Explanation) {
-    let in_arena = if e.machine.arena_in_memory.is_some() { e.totals.arena } else { 0 };
-    let copied = e.totals.pageable.saturating_add(e.totals.pinned).saturating_add(in_arena);
+    let copied = e.copied_into_memory();
     if let Some(available) = e.machine.available.filter(|&a| copied > a) {
         e.warn("memory", format!("{} are copied into memory, but only {} are available.", Bytes(copied), Bytes(available)));
     }
@@ -224,6 +223,7 @@ mod tests {
         let machine = Machine { available: Some(1000), arena_in_memory: Some("/m".into()), ..Machine::default() };
         let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), machine).unwrap();
         assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), ["memory", "arena_in_memory"]);
+        assert!(crate::placement::render::html(&e).contains(&format!("Copied into memory: {} of the 1000 B", Bytes(e.totals.arena))));
         assert!(e.warnings[1].message.contains("/m is a file system in memory") && !e.has_unhonoured());
     }
 

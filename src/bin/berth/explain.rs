@@ -219,7 +219,7 @@ fn explain(args: &Args, rules: &Rules, devices: &[(&str, Option<&str>)]) -> Resu
             return Err(format!("{} is the model itself", path.display()));
         }
         refuse_foreign(path)?;
-        berth::report::replace_file(path, render::html(&explained).as_bytes()).map_err(|e| e.to_string())?;
+        berth::report::replace_file(path, render::html(&explained).as_bytes(), berth::report::Mode::Kept).map_err(|e| e.to_string())?;
     }
     crate::print(&if args.json { render::json(&explained) + "\n" } else { render::table(&explained, args.all) })?;
     let idle = explained.rules.iter().any(|r| r.is_idle());

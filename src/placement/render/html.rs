@@ -201,7 +201,7 @@ impl Page {
         }
         self.add(format_args!("</div>\n"));
         let Some(available) = e.machine.available else { return };
-        let copied = e.totals.pageable.saturating_add(e.totals.pinned);
+        let copied = e.copied_into_memory();
         let limit = e.machine.memlock.map_or(String::new(), |l| format!("; the limit for locked memory is {}", Bytes(l)));
         self.add(format_args!("<p>Copied into memory: {} of the {} that are available{limit}.</p>\n", Bytes(copied), Bytes(available)));
     }
