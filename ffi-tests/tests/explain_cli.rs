@@ -589,7 +589,7 @@ fn layers_are_split_over_devices_as_asked_and_otherwise_equally_with_a_warning()
         (&["-ts", "0,2,5"], "CUDA1", "CUDA1", "CUDA1", false),
     ] {
         let e = explained(split);
-        let seen = ["blk.0.attn_q.weight", "blk.1.attn_q.weight", "output.weight"].map(|name| places(&e, name));
+        let seen = ["blk.0.attn_q.weight", "blk.1.attn_q.weight", "output_norm.weight"].map(|name| places(&e, name));
         assert_eq!(seen, [first, second, output].map(|place| vec![place.to_owned()]), "{split:?}");
         assert_eq!(assumed(&e), is_assumed, "{split:?}");
     }
