@@ -244,7 +244,7 @@ struct berth_error_info {
      */
     enum berth_status status;
     /**
-     * Number of the rule that is at fault, from 1; 0 if none is.
+     * Number of the rule that is at fault, from 1, among all: those that were there before the call come first. 0 if none is.
      */
     size_t rule;
     /**
@@ -723,11 +723,11 @@ struct berth_tensor_desc {
      */
     const char *name;
     /**
-     * Elements per dimension, innermost first; 1 for those it has not.
+     * Elements per dimension, innermost first; 1 for those it has not. None of them negative.
      */
     int64_t ne[4];
     /**
-     * `enum ggml_type`.
+     * `enum ggml_type`. A format that Berth does not know has no size here, so it is never too large to be read at once.
      */
     uint32_t ggml_type;
     /**
@@ -1132,7 +1132,8 @@ const char *berth_memory_text(int32_t memory);
 
 /**
  * New, empty rules. `devices` are the names of device buffer types that rules may name beside `CPU`, `CPU_MMAP`, `CUDA_Host` and `ARENA`, for
- * example "CUDA0"; a name that is empty or contains `,`, `;`, `=` or a control character is an error. Free with `berth_rules_free`.
+ * example "CUDA0"; a name that is empty or contains `,`, `;`, `=` or a control character is an error, and so is one that is there twice, `CPU`, or
+ * one of Berth's, in whatever case of letters. Free with `berth_rules_free`.
  *
  * # Safety
  * `devices` must point at `n_devices` strings, or be NULL if that is 0; `rules` must be NULL, which is an error, or writable.
@@ -1153,7 +1154,7 @@ enum berth_status berth_rules_parse(struct berth_rules *rules,
 
 /**
  * Appends the rules of one `-ot` argument of llama-bench: `pattern=TARGET;pattern=TARGET`. A `,` there separates runs with rules of their own;
- * `run`, from 0, says which one is wanted.
+ * `run`, from 0, says which one is wanted. On an error, in whichever run, nothing is appended.
  *
  * # Safety
  * As `berth_rules_parse`.

@@ -82,11 +82,11 @@ impl Status {
 /// Where in an input a fault is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// In the text of a rule: its number, counted from 1, and the column in it, counted from 1 in characters.
+    /// In the text of rules.
     Rule {
-        /// Number of the rule.
+        /// Number of the rule among all, with those that were there before it, counted from 1.
         rule: usize,
-        /// Column in the rule.
+        /// Column in the text, counted from 1 in characters.
         column: usize,
     },
     /// At a byte of a file.

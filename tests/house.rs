@@ -20,7 +20,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("placement", &["text", "gguf"]),
     ("moe", &["error"]),
     ("buffers", &["error", "log", "config", "report", "abi", "memory"]),
-    ("backend", &["error", "log", "config", "report", "abi", "buffers", "moe"]),
+    // Of `placement` only which weights its decision gives the device.
+    ("backend", &["error", "log", "config", "report", "abi", "placement", "buffers", "moe"]),
     ("loader", &["error", "text", "config", "report", "memory", "gguf", "placement", "buffers"]),
     ("capi", &["error", "text", "log", "config", "report", "abi", "memory", "gguf", "placement", "moe", "buffers", "loader", "backend"]),
 ];

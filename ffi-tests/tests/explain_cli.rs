@@ -573,6 +573,32 @@ fn devices_are_named_as_in_llama_cpp() {
 }
 
 /// What `explain` says with an environment.
+#[test]
+fn layers_are_split_over_devices_as_asked_and_otherwise_equally_with_a_warning() {
+    let explained = |split: &[&str]| json(&[&["-dev", "CUDA0,CUDA1"], split].concat());
+    let assumed = |e: &Value| e["warnings"].as_array().expect("warnings").iter().any(|w| w["code"] == "shares_assumed");
+    // Two layers and the output behind them.
+    for (split, first, second, output, is_assumed) in [
+        (&[][..], "CUDA0", "CUDA0", "CUDA1", true),
+        (&["-ts", "0,0"], "CUDA0", "CUDA0", "CUDA1", true),
+        (&["-ts", "1,1"], "CUDA0", "CUDA0", "CUDA1", false),
+        (&["--tensor-split", "3/1"], "CUDA0", "CUDA0", "CUDA0", false),
+        (&["-ts", "1,3"], "CUDA0", "CUDA1", "CUDA1", false),
+        // A device without a number gets nothing, and a number without a device is for none.
+        (&["-ts", "7"], "CUDA0", "CUDA0", "CUDA0", false),
+        (&["-ts", "0,2,5"], "CUDA1", "CUDA1", "CUDA1", false),
+    ] {
+        let e = explained(split);
+        let seen = ["blk.0.attn_q.weight", "blk.1.attn_q.weight", "output_norm.weight"].map(|name| places(&e, name));
+        assert_eq!(seen, [first, second, output].map(|place| vec![place.to_owned()]), "{split:?}");
+        assert_eq!(assumed(&e), is_assumed, "{split:?}");
+    }
+    assert!(!assumed(&json(&["-dev", "CUDA0"])) && !assumed(&json(&["-dev", "CUDA0,CUDA1", "-ngl", "0"])));
+    for bad in ["x", "", "1,x", "-1,2", "nan", "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1"] {
+        assert_eq!(code(&explain(&[&small(), "-dev", "CUDA0,CUDA1", "-ts", bad])), 2, "{bad}");
+    }
+}
+
 fn json_with(env: &[(&str, &str)], args: &[&str]) -> Value {
     let mut command = berth(&[&["explain", &small(), "--json"], args].concat());
     command.envs(env.iter().copied());

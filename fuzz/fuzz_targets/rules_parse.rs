@@ -31,7 +31,7 @@ fuzz_target!(|text: &str| {
         }
     }
     match text.as_bytes().first().map_or(0, |b| b % 4) {
-        0 => drop(Rules::parse_bench(&targets, text)),
+        0 => drop(Rules::new(targets).parse_bench(text, 0)),
         // A pattern of its own may contain what separates rules.
         1 => drop(rules.push(text, "CPU")),
         _ => {}

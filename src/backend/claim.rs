@@ -9,6 +9,7 @@ use super::node::Node;
 use crate::abi::{Host, Ops};
 use crate::config::Config;
 use crate::moe::Activation;
+use crate::placement;
 
 /// What the answers depend on.
 pub(super) struct Claims<'a> {
@@ -83,9 +84,9 @@ impl<'a> Claims<'a> {
         }
         // The loader asks whether weights may lie with us with a product of its own making: no memory, ids that come from nowhere. A "yes"
         // would take every expert that no rule names. The same question about a graph, which the loader's fitting asks, has ids of a router.
-        // Nor is it asked about matrices alone: the scales of experts, one value for each, come with the same op, and are none.
+        // Nor is it asked about matrices of experts alone: their scales come with the same op, and so do adapters that tokens choose.
         if size == 0 && weights.data().is_null() && ids.viewed().is_none() && ids.src(0).is_none() {
-            return self.config.auto && (weights.ne(1) > 1 || weights.ne(2) > 1);
+            return self.config.auto && placement::takes_by_itself(&weights.name(), weights.shape().map(|n| n as u64));
         }
         // The host sends large products to a GPU only if they are its CPU's.
         !(tokens >= self.config.offload_min_batch as usize && self.instance.has_gpu())

@@ -190,7 +190,7 @@ pub unsafe extern "C" fn berth_create_tensor(
         // SAFETY: the caller vouches for both.
         let (loader, name) = unsafe { (input::handle(loader, "loader")?, input::text(name, "name")?) };
         let make = || {
-            let flags = self::flags(flags)?;
+            let flags = self::flags(flags, &[])?;
             let Some(at) = loader.loader.create_tensor(name, flags)? else { return Ok(std::ptr::null()) };
             loader.refresh(loader.views.len())?;
             Ok(loader.view(at))

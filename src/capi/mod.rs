@@ -43,17 +43,40 @@ fn keep(error: &Error) -> Status {
 
 /// Body of a function that returns a status.
 fn status(function: &str, body: impl FnOnce() -> Result<()>) -> Status {
-    guard(function, Status::Internal, || body().map_or_else(|e| keep(&e), |()| Status::Ok))
+    let mut ended = false;
+    let status = guard(function, Status::Internal, || {
+        let status = body().map_or_else(|e| keep(&e), |()| Status::Ok);
+        ended = true;
+        status
+    });
+    if !ended {
+        keep_defect(function);
+    }
+    status
+}
+
+/// A panic was caught, and the log has its text: the last error must not be an older one.
+fn keep_defect(function: &str) {
+    guard(function, (), || {
+        keep(&Error::new(Status::Internal, format!("a defect of Berth in {function}; the log says more, please report it")));
+    });
 }
 
 /// Body of a function that returns a pointer, NULL on failure.
 fn pointer<T>(function: &str, body: impl FnOnce() -> Result<*mut T>) -> *mut T {
-    guard(function, std::ptr::null_mut(), || {
-        body().unwrap_or_else(|e| {
+    let mut ended = false;
+    let pointer = guard(function, std::ptr::null_mut(), || {
+        let pointer = body().unwrap_or_else(|e| {
             keep(&e);
             std::ptr::null_mut()
-        })
-    })
+        });
+        ended = true;
+        pointer
+    });
+    if !ended {
+        keep_defect(function);
+    }
+    pointer
 }
 
 /// Version of this library, "major.minor.patch". Constant.
@@ -83,7 +106,7 @@ pub struct ErrorInfo {
     pub struct_size: usize,
     /// Its class.
     pub status: Status,
-    /// Number of the rule that is at fault, from 1; 0 if none is.
+    /// Number of the rule that is at fault, from 1, among all: those that were there before the call come first. 0 if none is.
     pub rule: usize,
     /// Column of the fault in the text of the rules, from 1, in characters; 0 if there is none.
     pub column: usize,
@@ -212,4 +235,33 @@ pub unsafe extern "C" fn berth_log_set(function: LogFn, user: *mut c_void) {
 unsafe impl input::Versioned for ErrorInfo {
     const NAME: &'static str = "berth_error_info";
     const FIELDS: &'static [usize] = input::offsets!(ErrorInfo, status, rule, column, offset, in_file, message);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last_error() -> String {
+        // SAFETY: a string of this thread.
+        unsafe { std::ffi::CStr::from_ptr(berth_last_error()) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_caught_panic_is_the_last_error() {
+        assert_eq!(status("berth_a", || Err(Error::invalid("older"))), Status::InvalidArgument);
+        assert_eq!(last_error(), "older");
+        assert_eq!(status("berth_b", || panic!("boom")), Status::Internal);
+        assert!(last_error().starts_with("a defect of Berth in berth_b; "), "{}", last_error());
+        let mut info = ErrorInfo { struct_size: size_of::<ErrorInfo>(), ..NOTHING };
+        // SAFETY: a struct of its full size.
+        assert_eq!(unsafe { berth_last_error_info(&raw mut info) }, Status::Ok);
+        assert_eq!((info.status, info.rule, info.in_file), (Status::Internal, 0, false));
+        assert!(pointer::<u8>("berth_c", || panic!("boom")).is_null());
+        assert!(last_error().contains("berth_c"), "{}", last_error());
+        assert_eq!(status("berth_d", || Ok(())), Status::Ok);
+        assert!(last_error().contains("berth_c"), "a success leaves it");
+    }
+
+    const NOTHING: ErrorInfo =
+        ErrorInfo { struct_size: 0, status: Status::Ok, rule: 0, column: 0, offset: 0, in_file: false, message: std::ptr::null() };
 }

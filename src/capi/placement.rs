@@ -56,11 +56,20 @@ pub const BERTH_TENSOR_READ_LAZY: u32 = 8;
 /// It is not in the model (`berth_decide` only; a loader knows).
 pub const BERTH_TENSOR_MISSING: u32 = 16;
 
-/// `BERTH_TENSOR_*` bits as flags; unknown bits are an error.
-pub(super) fn flags(bits: u32) -> Result<Flags> {
-    const KNOWN: u32 = BERTH_TENSOR_NOT_REQUIRED | BERTH_TENSOR_DUPLICATED | BERTH_TENSOR_SKIP | BERTH_TENSOR_READ_LAZY;
-    if bits & !KNOWN != 0 {
-        return Err(Error::invalid(format!("flags {bits:#x} have bits that are not known ({KNOWN:#x} are)")));
+/// What a loader understands of `BERTH_TENSOR_*`.
+const LOADER_FLAGS: [(&str, u32); 4] = [
+    ("NOT_REQUIRED", BERTH_TENSOR_NOT_REQUIRED),
+    ("DUPLICATED", BERTH_TENSOR_DUPLICATED),
+    ("SKIP", BERTH_TENSOR_SKIP),
+    ("READ_LAZY", BERTH_TENSOR_READ_LAZY),
+];
+
+/// `BERTH_TENSOR_*` bits as flags; bits beside those and `more` are an error.
+pub(super) fn flags(bits: u32, more: &[(&str, u32)]) -> Result<Flags> {
+    let known = || LOADER_FLAGS.iter().chain(more);
+    if bits & !known().fold(0, |all, (_, bit)| all | bit) != 0 {
+        let names: Vec<String> = known().map(|(name, bit)| format!("{name} {bit}")).collect();
+        return Err(Error::invalid(format!("flags {bits:#x} have bits that are not known here: known are {}", names.join(", "))));
     }
     let has = |bit| bits & bit != 0;
     Ok(Flags {
@@ -79,9 +88,9 @@ pub struct TensorDesc {
     pub struct_size: usize,
     /// Name, as in the model.
     pub name: *const c_char,
-    /// Elements per dimension, innermost first; 1 for those it has not.
+    /// Elements per dimension, innermost first; 1 for those it has not. None of them negative.
     pub ne: [i64; 4],
-    /// `enum ggml_type`.
+    /// `enum ggml_type`. A format that Berth does not know has no size here, so it is never too large to be read at once.
     pub ggml_type: u32,
     /// `BERTH_TENSOR_*` bits.
     pub flags: u32,
@@ -185,6 +194,7 @@ impl LoadDesc {
         Ok(placement::Load {
             mmap: self.mmap,
             devices,
+            assumed_shares: false,
             gpu_layers: u32::try_from(self.gpu_layers).ok(),
             layers: self.layers,
             repack: [Repack::Off, Repack::Avx2, Repack::Avx512][usize::from(choice(self.repack, "repack", 2)?)],
@@ -299,7 +309,7 @@ pub unsafe extern "C" fn berth_decide(
         let none = placement::Rules::new(placement::Targets::new(load.devices.iter().map(|d| &*d.name)));
         let rules = rules.map_or(&none, |r| &*r.rules);
         let missing = desc.flags & BERTH_TENSOR_MISSING != 0;
-        let flags = flags(desc.flags & !BERTH_TENSOR_MISSING)?;
+        let flags = flags(desc.flags, &[("MISSING", BERTH_TENSOR_MISSING)])?;
         let asked = if missing { placement::Tensor::missing(name) } else { shape(&desc, name)? }.with(flags);
         let made = placement::decide(&asked, rules, &load)?;
         let offload = load.offload(&asked).filter(|_| made.target.as_ref().is_some_and(placement::Target::is_host));
@@ -333,10 +343,11 @@ fn shape<'a>(desc: &TensorDesc, name: &'a str) -> Result<placement::Tensor<'a>> 
     let bad = || Error::invalid(format!("tensor {}: no shape {:?} of type {}", Name(name), desc.ne, desc.ggml_type));
     let mut dims = [0u64; 4];
     for (to, from) in dims.iter_mut().zip(desc.ne) {
-        *to = u64::try_from(from).ok().filter(|n| *n > 0).ok_or_else(bad)?;
+        *to = u64::try_from(from).map_err(|_| bad())?;
     }
     let ty = GgmlType(desc.ggml_type);
-    let bytes = ty.bytes_of(dims).ok_or_else(bad)?;
+    // As a loader takes it from a file: formats to come too, but none that was taken out. Their bytes only a file tells.
+    let bytes = if ty.info().is_none() && !ty.is_removed() { 0 } else { ty.bytes_of(dims).ok_or_else(bad)? };
     Ok(placement::Tensor::new(name, dims, ty, bytes))
 }
 

@@ -50,15 +50,17 @@ fn no_such(what: &str, index: usize, count: usize) -> Error {
 impl Rules {
     fn change(&mut self, change: impl FnOnce(&mut placement::Rules) -> std::result::Result<(), RuleError>) -> Result<()> {
         let rules = Arc::get_mut(&mut self.rules).ok_or_else(|| Error::invalid("the rules are in use by a loader"))?;
-        change(rules)?;
+        let changed = change(rules);
         let text = |t: &str| CString::new(t).unwrap_or_default();
+        // Whatever became of the change: there is a text for every rule that there is.
         self.texts.extend(rules.iter().skip(self.texts.len()).map(|r| [text(r.pattern().as_str()), text(r.target().name())]));
-        Ok(())
+        Ok(changed?)
     }
 }
 
 /// New, empty rules. `devices` are the names of device buffer types that rules may name beside `CPU`, `CPU_MMAP`, `CUDA_Host` and `ARENA`, for
-/// example "CUDA0"; a name that is empty or contains `,`, `;`, `=` or a control character is an error. Free with `berth_rules_free`.
+/// example "CUDA0"; a name that is empty or contains `,`, `;`, `=` or a control character is an error, and so is one that is there twice, `CPU`, or
+/// one of Berth's, in whatever case of letters. Free with `berth_rules_free`.
 ///
 /// # Safety
 /// `devices` must point at `n_devices` strings, or be NULL if that is 0; `rules` must be NULL, which is an error, or writable.
@@ -69,7 +71,7 @@ pub unsafe extern "C" fn berth_rules_new(devices: *const *const c_char, n_device
         let names = unsafe { input::array(devices, n_devices, "devices") }?;
         // SAFETY: likewise.
         let names = names.iter().map(|name| unsafe { input::text(*name, "a device's name") }).collect::<Result<Vec<_>>>()?;
-        names.iter().try_for_each(|name| Targets::check_device(name).map_err(Error::invalid))?;
+        Targets::check_devices(names.iter().map(|name| (*name, None))).map_err(Error::invalid)?;
         let make = || Ok(Box::into_raw(Box::new(Rules { rules: Arc::new(placement::Rules::new(Targets::new(names))), texts: Vec::new() })));
         // SAFETY: the caller vouches for `rules`.
         unsafe { input::output(rules, "rules", make) }
@@ -91,7 +93,7 @@ pub unsafe extern "C" fn berth_rules_parse(rules: *mut Rules, text: *const c_cha
 }
 
 /// Appends the rules of one `-ot` argument of llama-bench: `pattern=TARGET;pattern=TARGET`. A `,` there separates runs with rules of their own;
-/// `run`, from 0, says which one is wanted.
+/// `run`, from 0, says which one is wanted. On an error, in whichever run, nothing is appended.
 ///
 /// # Safety
 /// As `berth_rules_parse`.
@@ -100,9 +102,11 @@ pub unsafe extern "C" fn berth_rules_parse_bench(rules: *mut Rules, text: *const
     status("berth_rules_parse_bench", || {
         // SAFETY: the caller vouches for both.
         let (rules, text) = unsafe { (input::handle(rules, "rules")?, input::text(text, "text")?) };
-        let runs = placement::Rules::parse_bench(rules.rules.targets(), text)?;
-        let wanted = runs.get(run).ok_or_else(|| no_such("run", run, runs.len()))?;
-        rules.change(|r| wanted.iter().try_for_each(|rule| r.push(rule.pattern().as_str(), rule.target().name())))
+        let runs = placement::Rules::bench_runs(text);
+        if run >= runs {
+            return Err(no_such("run", run, runs));
+        }
+        rules.change(|r| r.parse_bench(text, run))
     })
 }
 
@@ -212,6 +216,41 @@ mod tests {
         // SAFETY: likewise.
         assert_eq!(unsafe { berth_rules_parse_bench(&raw mut rules, c"a=CPU".as_ptr(), 1) }, Status::InvalidArgument);
         assert_eq!(last_error(), "no run has index 1: there are 1, and the last has index 0");
+    }
+
+    #[test]
+    fn an_empty_target_is_refused_and_a_device_has_the_same_name_as_in_a_load() {
+        let mut rules = Rules { rules: Arc::new(placement::Rules::new(Targets::new([""; 0]))), texts: Vec::new() };
+        // SAFETY: rules, and constant texts.
+        assert_eq!(unsafe { berth_rules_push(&raw mut rules, c"a".as_ptr(), c"".as_ptr()) }, Status::InvalidArgument);
+        let said = "rule 1, column 1: the name of the target is empty. Known: CPU, CPU_MMAP, CUDA_Host, ARENA";
+        assert_eq!((last_error().as_str(), rules.rules.len()), (said, 0));
+        for (names, said) in [
+            (&[c"CUDA0", c"cuda0"][..], "'cuda0' is named twice"),
+            (&[c"cpu"], "'cpu' is host memory and no device that layers go to"),
+            (&[c"ARENA"], "'ARENA' is host memory and no device that layers go to"),
+        ] {
+            let names: Vec<_> = names.iter().map(|n| n.as_ptr()).collect();
+            let mut made = std::ptr::null_mut();
+            // SAFETY: as many strings as said, and a pointer to write to.
+            assert_eq!(unsafe { berth_rules_new(names.as_ptr(), names.len(), &raw mut made) }, Status::InvalidArgument);
+            assert_eq!((last_error().as_str(), made.is_null()), (said, true));
+        }
+    }
+
+    #[test]
+    fn a_run_that_does_not_fit_leaves_the_rules_as_they_were_and_is_told_where() {
+        let mut rules = Rules { rules: Arc::new(placement::Rules::new(Targets::new([""; 0]))), texts: Vec::new() };
+        // SAFETY: rules, and a constant text.
+        let parse = |rules: &mut Rules, text: &std::ffi::CStr| unsafe { berth_rules_parse_bench(&raw mut *rules, text.as_ptr(), 0) };
+        // SAFETY: rules.
+        assert_eq!(unsafe { berth_rules_n_cpu_moe(&raw mut rules, 4090) }, Status::Ok);
+        assert_eq!(parse(&mut rules, c"a=CPU;b=CPU;c=CPU;d=CPU;e=CPU;f=CPU;g=CPU;h=CPU"), Status::InvalidArgument);
+        assert!(last_error().starts_with("rule 4097, column 37: "), "{}", last_error());
+        assert_eq!((rules.rules.len(), rules.texts.len()), (4090, 4090));
+        assert_eq!(parse(&mut rules, c"a=CPU;b=CPU;c=CPU;d=CPU;e=CPU;f=CPU"), Status::Ok);
+        assert_eq!((rules.rules.len(), rules.texts.len()), (4096, 4096));
+        assert_eq!(rules.texts[4095][0].as_c_str(), c"f");
     }
 
     fn last_error() -> String {

@@ -273,6 +273,9 @@ mod tests {
         write(dir.path(), "m-00002-of-00002.gguf", &part(1, 2, 2, &[]));
         let e = Model::open(&first).unwrap_err();
         assert_eq!(e.kind, ErrorKind::WrongPart { key: "split.tensors.count", found: Some(2), expected: 1 });
+        write(dir.path(), "m-00001-of-00002.gguf", &part(0, 2, -1, &["a"]));
+        let e = Model::open(&first).unwrap_err();
+        assert_eq!(e.kind, ErrorKind::WrongPart { key: "split.tensors.count", found: None, expected: 1 });
         std::fs::remove_file(&second).unwrap();
         let e = Model::open(&first).unwrap_err();
         let said = format!("m-00002-of-00002.gguf: No such file or directory; it is part 2 of 2 of the model {}", first.display());

@@ -168,7 +168,7 @@ fn with_model(load: Load, header: &Header) -> Load {
     let facts = Facts::of(header);
     let or_model = |given: u32, model: u32| if given == 0 { model } else { given };
     Load {
-        layers: or_model(load.layers, facts.layers),
+        layers: or_model(load.layers, facts.counted_layers),
         experts: or_model(load.experts, facts.experts),
         experts_used: or_model(load.experts_used, facts.experts_used),
         ..load
@@ -239,6 +239,34 @@ mod tests {
         }
         for load in [on(4, None), on(0, Some(0)), Load::default()] {
             open(&silent, load).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_tensor_without_bytes_may_stand_anywhere_and_have_rows_of_any_length() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        let mut file = File::new(3).str("general.architecture", "x").tensor("full", &[32], 0);
+        for (name, dims, offset) in [("behind", &[32, 0][..], 1 << 40), ("wide", &[1 << 62, 0], 0)] {
+            file = file.raw_tensor(name.as_bytes(), dims, 0, offset);
+        }
+        file.data_bytes = Some(128);
+        std::fs::write(&path, file.bytes()).unwrap();
+        let names = ["full", "behind", "wide"];
+        for (text, wanted) in [("", &names[..]), ("", &names[1..]), (".*=ARENA", &names[..])] {
+            let mut rules = Rules::new(Targets::new([""; 0]));
+            if !text.is_empty() {
+                rules.parse(text).unwrap();
+            }
+            let mut loader = Loader::open(&path, Arc::new(rules), Load::default()).unwrap();
+            wanted.iter().for_each(|name| assert!(loader.create_tensor(name, Flags::default()).unwrap().is_some(), "{name}"));
+            loader.allocate().unwrap_or_else(|e| panic!("{text} {wanted:?}: {e}"));
+            for t in loader.tensors() {
+                let buffer = &loader.buffers()[t.buffer.unwrap()];
+                let at = t.data.addr().checked_sub(buffer.base().addr()).unwrap();
+                assert!(at + t.bytes <= buffer.len(), "{:?} lies in its buffer", t.name);
+            }
+            loader.fill(&mut |_, _| true).unwrap();
         }
     }
 }

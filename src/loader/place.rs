@@ -219,8 +219,13 @@ fn map(
     let (fallback, decisions) = after.map_or((None, None), |(f, d)| (Some(f), Some(d)));
     for (number, part) in model.parts().iter().enumerate() {
         let here: Vec<usize> = (0..members.len()).filter(|m| tensors[members[*m]].part == number).collect();
-        let ends = here.iter().map(|m| (tensors[members[*m]].offset, tensors[members[*m]].bytes));
-        let (Some(first), Some(last)) = (ends.clone().map(|(o, _)| o).min(), ends.map(|(o, b)| o + b as u64).max()) else { continue };
+        if here.is_empty() {
+            continue;
+        }
+        // Tensors without bytes may stand anywhere, and behind the last byte of the file too.
+        let full = here.iter().map(|m| &tensors[members[*m]]).filter(|t| t.bytes > 0);
+        let first = full.clone().map(|t| t.offset).min().unwrap_or(0);
+        let last = full.map(|t| t.offset.saturating_add(t.bytes as u64)).max().unwrap_or(0);
         let Some(mapping) = mappings[number].take() else { continue };
         // The file was checked when its header was read; it may have been cut since.
         let whole = mapping.bytes();
@@ -229,7 +234,7 @@ fn map(
             return Err(Error::new(Status::BadFile, message));
         }
         let base = whole.as_ptr().cast_mut();
-        // Tensors without bytes may stand behind the last byte of the file; what holds them is then the file.
+        // What holds nothing but tensors without bytes is the file.
         let (start, len) = if first < last { (first as usize, (last - first) as usize) } else { (0, whole.len()) };
         // SAFETY: the range lies in the mapping, which the buffer keeps.
         let region = unsafe { Region::borrowed(base.wrapping_add(start), len, false) };
@@ -239,7 +244,9 @@ fn map(
         for m in here {
             let tensor = members[m];
             let decision = decisions.as_ref().map_or_else(|| tensors[tensor].decision.clone(), |d| d[m].clone());
-            let data = base.wrapping_add(tensors[tensor].offset as usize);
+            // One without bytes has an address in the buffer too.
+            let offset = if tensors[tensor].bytes > 0 { tensors[tensor].offset as usize } else { start };
+            let data = base.wrapping_add(offset);
             all.changes.push(Change { tensor, buffer: all.buffers.len(), data, decision });
             remember(id, &tensors[tensor]);
         }

@@ -35,8 +35,9 @@ impl Tensor {
         let info = found.info;
         let name = CString::new(info.name).map_err(|_| Error::invalid("a tensor's name contains NUL"))?;
         let (block, block_bytes) = info.ty.info().map_or((1, 1), |t| (t.block_elements, t.block_bytes));
-        // ggml's strides: nb[0] is a block, nb[1] a row, the rest are products. The reader has checked that the whole fits the file.
-        let row = info.dims[0] / block * block_bytes;
+        // ggml's strides: nb[0] is a block, nb[1] a row, the rest are products. The reader has checked that the whole fits the file; of a tensor
+        // without bytes, a row may be of any length.
+        let row = (info.dims[0] / block).saturating_mul(block_bytes);
         let nb = [block_bytes, row, row.saturating_mul(info.dims[1]), row.saturating_mul(info.dims[1]).saturating_mul(info.dims[2])];
         let bytes = usize::try_from(info.bytes).map_err(|_| Error::invalid("a tensor larger than the address space"))?;
         Ok(Tensor {

@@ -141,7 +141,15 @@ impl Directory {
         // SAFETY: the descriptor is open and the name NUL-terminated.
         let fd = unsafe { libc::openat(self.fd.as_raw_fd(), name, flags, 0o600) };
         if fd < 0 {
-            return Err(Error::last_os(format_args!("make a file in {}", self.path.display())));
+            let error = std::io::Error::last_os_error();
+            if error.raw_os_error() == Some(libc::ENOENT) {
+                // The system's words would be "No such file or directory", of a directory that is open.
+                let path = self.path.display();
+                let message =
+                    format!("no file can be made in {path}: its file system takes none (name a directory on a disk), or it was removed");
+                return Err(Error::new(Status::Io, message));
+            }
+            return Err(Error::os(format_args!("make a file in {}", self.path.display()), &error));
         }
         // SAFETY: a new descriptor that nothing else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -601,6 +609,7 @@ mod tests {
         if let Ok(proc) = Directory::open(Path::new("/proc"), false) {
             let error = proc.try_file().unwrap_err();
             assert!(error.status == Status::Io && error.message.contains("/proc"), "{error}");
+            assert!(error.message.starts_with("no file can be made in /proc: its file system takes none"), "{error}");
         }
     }
 

@@ -7,17 +7,14 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::architectures;
-use super::bytes::Bytes;
 use super::decide::{DecideError, Memory, asks_rules, decide_with};
 use super::facts::Facts;
 use super::load::Load;
 use super::reason::Reason;
-use super::rules::{MAX_RULES, Origin, Rules};
+use super::rules::{Origin, Rules};
 use super::target::Target;
 use super::tensor::{Class, Flags, Tensor};
-use crate::gguf::{Header, Model, Quirk, TensorInfo};
-use crate::text::Name;
+use crate::gguf::{Header, Model, TensorInfo};
 
 /// What is known of the machine; sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -190,10 +187,18 @@ impl Explanation {
         Ok(e)
     }
 
-    /// Whether something that was asked for cannot be honoured: what `--strict` refuses.
+    /// Whether something that was asked for cannot be honoured, or stock does not load the file at all: what `--strict` refuses.
     pub fn has_unhonoured(&self) -> bool {
-        let broken = |w: &Warning| matches!(w.code, "no_pinned" | "no_arena" | "arena_space" | "bad_setting");
+        let broken = |w: &Warning| {
+            matches!(w.code, "no_pinned" | "no_arena" | "arena_space" | "bad_setting" | "stock_refuses" | "no_architecture" | "layer_count")
+        };
         self.rules.iter().any(RuleUse::is_idle) || self.warnings.iter().any(broken)
+    }
+
+    /// Bytes that are copied into RAM; an arena in a file system in memory takes RAM too.
+    pub fn copied_into_memory(&self) -> u64 {
+        let in_arena = if self.machine.arena_in_memory.is_some() { self.totals.arena } else { 0 };
+        self.totals.pageable.saturating_add(self.totals.pinned).saturating_add(in_arena)
     }
 
     /// Why this machine cannot give a place to what goes there. In llama.cpp it is in ordinary memory then.
@@ -205,26 +210,6 @@ impl Explanation {
                 self.machine.arena_free.filter(|&free| self.totals.arena > free).map(|_| "its file system has too little room")
             }
             _ => None,
-        }
-    }
-
-    fn warn(&mut self, code: &'static str, message: String) {
-        self.warnings.push(Warning { code, message });
-    }
-
-    fn warn_of_quirks(&mut self, quirks: &[Quirk]) {
-        for quirk in quirks {
-            let what = match quirk {
-                Quirk::Alignment(n) => format!("its alignment, {n}, is not a power of two"),
-                Quirk::LongName(name) => format!("the name of tensor '{}' has 64 bytes or more", name.escape_debug()),
-                Quirk::Misaligned(name) => format!("tensor '{}' is not aligned", name.escape_debug()),
-                Quirk::NotContiguous(name) => format!("tensor '{}' does not start where the one before it ends", name.escape_debug()),
-                Quirk::EmptyBeyondFile(name) => {
-                    format!("tensor '{}' has no data and starts beyond the end of the file", name.escape_debug())
-                }
-                Quirk::UnknownType { tensor, ty } => format!("tensor '{}' has the unknown format {}", tensor.escape_debug(), ty.0),
-            };
-            self.warn("stock_refuses", format!("Stock llama.cpp 0.5.0 refuses this file: {what}."));
         }
     }
 }
@@ -314,10 +299,7 @@ fn explain<'a>(
         warnings: Vec::new(),
         tensors,
     };
-    warn_of_settings(&mut e, load);
-    warn_of_rules(&mut e);
-    warn_of_small_tensors(&mut e);
-    warn_of_memory(&mut e);
+    e.warn_of_all(load);
     Ok(e)
 }
 
@@ -353,111 +335,13 @@ fn places(tensors: &[Placed]) -> Vec<PlaceUse> {
     places
 }
 
-/// What somebody set, and nothing comes of it; and a number of layers that the tensors do not bear out.
-fn warn_of_settings(e: &mut Explanation, load: &Load) {
-    if let Some(what) = e.machine.bad_setting.clone() {
-        e.warn("bad_setting", format!("{what}. Berth stays out of a process with such a value."));
-    }
-    if let Some(layers) = load.gpu_layers.filter(|&n| n > 0 && load.devices.is_empty()) {
-        let layers = if layers == u32::MAX { "All layers".to_owned() } else { format!("{layers} layers") };
-        e.warn("no_device", format!("{layers} are to go to a GPU (-ngl), but no device is named (--device), so none does."));
-    }
-    if e.model.architecture.is_empty() {
-        let what =
-            "general.architecture is missing, empty or no text, so layers and experts are unknown; stock llama.cpp refuses this file.";
-        e.warn("no_architecture", what.to_owned());
-        return;
-    }
-    if !architectures::is_known(&e.model.architecture) {
-        let what = format!("it knows no architecture {}", Name(&e.model.architecture));
-        e.warn("stock_refuses", format!("Stock llama.cpp 0.5.0 refuses this file: {what}."));
-    }
-    let (said, key) = (e.model.layers, format!("{}.block_count", e.model.architecture));
-    let Some(found) = e.tensors.iter().filter_map(|t| t.layer).max().map(|last| u64::from(last) + 1) else {
-        if said > 0 {
-            e.warn("layer_count", format!("{key} says {said} layers, but no tensor belongs to one."));
-        }
-        return;
-    };
-    if said == 0 {
-        e.warn("layer_count", format!("{key} gives no number of layers, and the tensors have {found}."));
-    } else if u64::from(said) > found {
-        e.warn("layer_count", format!("{key} says {said} layers, but the tensors have {found}."));
-    }
-}
-
-fn warn_of_rules(e: &mut Explanation) {
-    let mut warnings = Vec::new();
-    for rule in e.rules.iter().filter(|r| r.is_idle()) {
-        let RuleUse { number, pattern, target, lost, .. } = rule;
-        let rule_text = format!("Rule {number}, {pattern}={}", target.name());
-        let (code, message) = match lost {
-            0 if pattern.starts_with(' ') => {
-                ("rule_unmatched", format!("{rule_text}, matches no tensor: its pattern starts with a space."))
-            }
-            0 => ("rule_unmatched", format!("{rule_text}, matches no tensor.")),
-            n => ("rule_shadowed", format!("{rule_text}, decides nothing: earlier rules took all {n} tensors that it matches.")),
-        };
-        warnings.push(Warning { code, message });
-    }
-    e.warnings.extend(warnings);
-    if e.rules.len() >= MAX_RULES {
-        e.warn("too_many_rules_for_stock", format!("llama.cpp 0.5.0 stops with {MAX_RULES} rules or more; give fewer."));
-    }
-}
-
-/// Norms and routers are small, used for every token, and gain nothing from a place of their own.
-fn warn_of_small_tensors(e: &mut Explanation) {
-    let odd =
-        |t: &&Placed| matches!(t.class, Class::Norm | Class::Router) && t.buft_overridden && t.place.as_ref().is_some_and(Target::is_berth);
-    let (mut count, mut example) = (0u64, None);
-    for t in e.tensors.iter().filter(odd) {
-        count += 1;
-        example.get_or_insert((t.name.clone(), t.rule.unwrap_or(0)));
-    }
-    if let Some((name, rule)) = example {
-        let message = format!(
-            "{count} norm and router tensors go to a type of Berth, the first being '{}' by rule {rule}; is its pattern too wide?",
-            name.escape_debug()
-        );
-        e.warn("small_tensors_placed", message);
-    }
-}
-
-fn warn_of_memory(e: &mut Explanation) {
-    let in_arena = if e.machine.arena_in_memory.is_some() { e.totals.arena } else { 0 };
-    let copied = e.totals.pageable.saturating_add(e.totals.pinned).saturating_add(in_arena);
-    if let Some(available) = e.machine.available.filter(|&a| copied > a) {
-        e.warn("memory", format!("{} are copied into memory, but only {} are available.", Bytes(copied), Bytes(available)));
-    }
-    let pinned = e.totals.pinned;
-    let berths = e.places.iter().filter(|p| p.place == Target::CudaHost).map(|p| p.copied).sum::<u64>();
-    if let Some(why) = e.machine.no_pinned.clone().filter(|_| berths > 0) {
-        e.warn("no_pinned", format!("{} cannot be page-locked here: {why}.", Bytes(berths)));
-    }
-    let arena = e.totals.arena;
-    if let Some(why) = e.machine.no_arena.clone().filter(|_| arena > 0) {
-        e.warn("no_arena", format!("{} cannot go to an arena here: {why}.", Bytes(arena)));
-    }
-    if let Some(path) = e.machine.arena_in_memory.clone().filter(|_| arena > 0) {
-        e.warn("arena_in_memory", format!("The arena's directory {path} is a file system in memory: an arena there takes RAM."));
-    }
-    if let Some(free) = e.machine.arena_free.filter(|&f| arena > f) {
-        e.warn("arena_space", format!("{} are to go to an arena, and its file system has {} for it.", Bytes(arena), Bytes(free)));
-    }
-    if let Some(limit) = e.machine.memlock.filter(|&l| pinned > l) {
-        // The CUDA driver pins through its own kernel module, so the limit may not matter; a warning and not an error.
-        e.warn("memlock", format!("{} are to be page-locked, and the limit for locked memory is {}.", Bytes(pinned), Bytes(limit)));
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::gguf::testing::File;
     use crate::placement::{Device, Targets};
 
-    fn model() -> File {
+    pub(in super::super) fn model() -> File {
         let mut f = File::new(3)
             .str("general.architecture", "qwen3moe")
             .u32("qwen3moe.block_count", 12)
@@ -474,7 +358,7 @@ mod tests {
         f.tensor("output_norm.weight", &[256], 0)
     }
 
-    fn explained(text: &str, change: impl FnOnce(&mut Load)) -> Explanation {
+    pub(in super::super) fn explained(text: &str, change: impl FnOnce(&mut Load)) -> Explanation {
         let header = Header::from_bytes(&model().bytes()).unwrap();
         let mut rules = Rules::new(Targets::new(["CUDA0"]));
         if !text.is_empty() {
@@ -490,28 +374,6 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_this_machine_does_not_have_is_not_honoured() {
-        let header = Header::from_bytes(&model().bytes()).unwrap();
-        let explained = |text: &str| {
-            let mut rules = Rules::new(Targets::new([""; 0]));
-            rules.parse(text).unwrap();
-            let (no_pinned, no_arena) = (Some("no driver".to_owned()), Some("no directory".to_owned()));
-            let machine = Machine { no_pinned, no_arena, arena_free: Some(1000), ..Machine::default() };
-            Explanation::of_header(&header, &rules, &Facts::of(&header).load(), machine).unwrap()
-        };
-        for (text, codes) in [
-            ("exps=CUDA_Host", &["no_pinned"][..]),
-            ("exps=ARENA", &["no_arena", "arena_space"]),
-            ("exps=CPU_MMAP", &[]),
-            ("exps=CPU", &[]),
-        ] {
-            let e = explained(text);
-            assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), codes, "{text}");
-            assert_eq!(e.has_unhonoured(), !codes.is_empty(), "{text}");
-        }
-    }
-
-    #[test]
     fn what_this_machine_lacks_is_known_per_place() {
         let mut e = explained(r"blk\.1\.ffn=ARENA,exps=CUDA_Host", |_| {});
         assert_eq!([Target::CudaHost, Target::Arena, Target::Cpu].map(|t| e.lacks(&t).is_some()), [false; 3]);
@@ -523,75 +385,7 @@ mod tests {
         assert_eq!(e.lacks(&Target::Arena), Some("no directory"));
     }
 
-    #[test]
-    fn an_arena_in_memory_takes_memory_and_is_warned_of() {
-        let header = Header::from_bytes(&model().bytes()).unwrap();
-        let mut rules = Rules::new(Targets::new([""; 0]));
-        rules.parse("exps=ARENA").unwrap();
-        let machine = Machine { available: Some(1000), arena_in_memory: Some("/m".into()), ..Machine::default() };
-        let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), machine).unwrap();
-        assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), ["memory", "arena_in_memory"]);
-        assert!(e.warnings[1].message.contains("/m is a file system in memory") && !e.has_unhonoured());
-    }
-
-    #[test]
-    fn settings_that_come_to_nothing_are_warned_of() {
-        let codes = |e: &Explanation| e.warnings.iter().map(|w| (w.code, w.message.clone())).collect::<Vec<_>>();
-        let idle = codes(&explained("", |load| load.gpu_layers = Some(99)));
-        assert!(idle.len() == 1 && idle[0].0 == "no_device" && idle[0].1.starts_with("99 layers "), "{idle:?}");
-        for fine in [None, Some(0)] {
-            assert_eq!(codes(&explained("", |load| load.gpu_layers = fine)), []);
-        }
-        assert_eq!(codes(&explained("", |load| (load.gpu_layers = Some(99), gpu(load)).1)), []);
-        let bad = Machine { bad_setting: Some("BERTH_LOG=\"loud\" is not understood".into()), ..Machine::default() };
-        let header = Header::from_bytes(&model().bytes()).unwrap();
-        let e = Explanation::of_header(&header, &Rules::new(Targets::new([""; 0])), &Facts::of(&header).load(), bad).unwrap();
-        assert!(codes(&e)[0].0 == "bad_setting" && codes(&e)[0].1.contains("BERTH_LOG") && e.has_unhonoured(), "{:?}", e.warnings);
-    }
-
-    #[test]
-    fn a_number_of_layers_that_the_tensors_do_not_have_is_warned_of() {
-        for (count, layers, said) in [
-            (Some(4_000_000_000), 2, Some("llama.block_count says 4000000000 layers, but the tensors have 2.")),
-            (Some(5), 0, Some("llama.block_count says 5 layers, but no tensor belongs to one.")),
-            (None, 2, Some("llama.block_count gives no number of layers, and the tensors have 2.")),
-            (Some(2), 2, None),
-            (None, 0, None),
-        ] {
-            let mut f = File::new(3).str("general.architecture", "llama").tensor("token_embd.weight", &[32], 0);
-            if let Some(count) = count {
-                f = f.u32("llama.block_count", count);
-            }
-            for layer in 0..layers {
-                f = f.tensor(&format!("blk.{layer}.attn_q.weight"), &[32, 2], 0);
-            }
-            let header = Header::from_bytes(&f.bytes()).unwrap();
-            let rules = Rules::new(Targets::new([""; 0]));
-            let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
-            assert_eq!(e.warnings.iter().map(|w| w.message.as_str()).collect::<Vec<_>>(), Vec::from_iter(said), "{count:?}, {layers}");
-        }
-    }
-
-    #[test]
-    fn an_architecture_that_cannot_be_read_is_warned_of() {
-        for f in [File::new(3), File::new(3).u32("general.architecture", 7), File::new(3).str("general.architecture", "")] {
-            let header = Header::from_bytes(&f.tensor("blk.1.attn_q.weight", &[32, 2], 0).bytes()).unwrap();
-            let rules = Rules::new(Targets::new([""; 0]));
-            let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
-            assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), ["no_architecture"]);
-        }
-    }
-
-    #[test]
-    fn a_file_of_an_architecture_that_stock_does_not_know_is_warned_of() {
-        let header = Header::from_bytes(&File::new(3).str("general.architecture", "wonder").bytes()).unwrap();
-        let rules = Rules::new(Targets::new([""; 0]));
-        let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
-        let warnings: Vec<_> = e.warnings.iter().map(|w| (w.code, w.message.as_str())).collect();
-        assert_eq!(warnings, [("stock_refuses", "Stock llama.cpp 0.5.0 refuses this file: it knows no architecture 'wonder'.")]);
-    }
-
-    fn gpu(load: &mut Load) {
+    pub(in super::super) fn gpu(load: &mut Load) {
         load.devices.push(Device::new("CUDA0", Some("CUDA_Host"), 1.0));
     }
 
@@ -637,19 +431,6 @@ mod tests {
     }
 
     #[test]
-    fn the_4096th_rule_which_stock_cannot_take_is_warned_of() {
-        let header = Header::from_bytes(&model().bytes()).unwrap();
-        for (count, codes) in [(4095, &[][..]), (4096, &["too_many_rules_for_stock"])] {
-            let mut rules = Rules::new(Targets::new([""; 0]));
-            rules.n_cpu_moe(count).unwrap();
-            let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
-            assert_eq!(e.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), codes, "{count}");
-        }
-        let mut rules = Rules::new(Targets::new([""; 0]));
-        assert!(rules.n_cpu_moe(4097).is_err());
-    }
-
-    #[test]
     fn embeddings_that_also_act_as_output_appear_twice_if_they_go_to_two_places() {
         let e = explained("", gpu);
         let last = e.tensors.last().unwrap();
@@ -657,16 +438,6 @@ mod tests {
         assert_eq!(last.place, Some(Target::Device("CUDA0".into())));
         assert_eq!(explained("", |_| {}).tensors.len(), 50, "on one device they are shared");
         assert_eq!(explained("token_embd=ARENA", gpu).tensors.len(), 50);
-    }
-
-    #[test]
-    fn wide_rules_and_too_little_memory_are_warned_of() {
-        let e = explained(".*=CUDA_Host", |_| {});
-        let codes: Vec<_> = e.warnings.iter().map(|w| w.code).collect();
-        assert_eq!(codes, ["small_tensors_placed", "memory", "memlock"]);
-        assert!(e.warnings[0].message.starts_with("25 norm and router tensors"), "{}", e.warnings[0].message);
-        let e = explained("exps=ARENA", |load| load.mmap = false);
-        assert!(e.warnings.is_empty(), "an arena is no memory that must be free: {:?}", e.warnings);
     }
 
     #[test]

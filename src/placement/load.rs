@@ -21,6 +21,18 @@ pub(crate) fn is_computed(ty: GgmlType) -> bool {
     matches!(ty.0, 0..=3 | 6..=8 | 10..=14 | 20 | 23 | 30 | 39)
 }
 
+/// Whether a weight is a matrix per expert. (Stock asks about the scales of experts with the same op; those are one row.)
+fn is_expert_matrix(tensor: &Tensor<'_>) -> bool {
+    let matrices = tensor.dims[1] > 1 || tensor.dims[2] > 1;
+    tensor.class == Class::Expert && tensor.op == Op::MulMatId && matrices
+}
+
+/// Whether Berth's compute device takes a weight of that name and shape by itself, if `BERTH_AUTO` is set and it computes the format. Other weights
+/// are multiplied per token too (the adapters of `graniteswitch`), and are not experts.
+pub fn takes_by_itself(name: &str, dims: [u64; 4]) -> bool {
+    is_expert_matrix(&Tensor::new(name, dims, GgmlType::F32, 0))
+}
+
 /// A GPU that layers may go to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
@@ -76,6 +88,8 @@ pub struct Load {
     pub mmap: bool,
     /// GPUs in stock's order.
     pub devices: Vec<Device>,
+    /// Whether the devices' shares are only assumed: nobody gave them, and how much memory they have is not known.
+    pub assumed_shares: bool,
     /// `-ngl`: how many layers, counted from the last, and the output behind them go to the devices. `None`: all.
     pub gpu_layers: Option<u32>,
     /// Layers of the model.
@@ -102,6 +116,7 @@ impl Default for Load {
         Load {
             mmap: true,
             devices: Vec::new(),
+            assumed_shares: false,
             gpu_layers: None,
             layers: 0,
             repack: Repack::Off,
@@ -182,11 +197,9 @@ impl Load {
         used && format && tensor.dims[1].is_multiple_of(8)
     }
 
-    /// Whether Berth's compute device is asked first for this weight and takes it: a matrix per expert, in a format that it computes. (Stock
-    /// asks about the scales of experts with the same op; those are one row.)
+    /// Whether Berth's compute device is asked first for this weight and takes it: a matrix per expert, in a format that it computes.
     pub(super) fn takes_for_berth(&self, tensor: &Tensor<'_>) -> bool {
-        let matrices = tensor.dims[1] > 1 || tensor.dims[2] > 1;
-        self.auto_experts && tensor.class == Class::Expert && tensor.op == Op::MulMatId && matrices && is_computed(tensor.ty)
+        self.auto_experts && is_expert_matrix(tensor) && is_computed(tensor.ty)
     }
 
     /// When large batches over a host weight are computed on a GPU; `None` if never.
@@ -270,5 +283,28 @@ mod tests {
         l.offload_min_batch = None;
         assert_eq!(l.offload(&expert), None);
         assert_eq!(load(4, None, &[]).offload(&expert), None);
+    }
+
+    #[test]
+    fn the_device_takes_experts_by_itself_and_no_other_weight_that_is_chosen_per_token() {
+        for (name, dims, takes) in [
+            ("blk.0.ffn_up_exps.weight", [64, 32, 8, 1], true),
+            ("blk.0.ffn_gate_up_exps.weight", [64, 32, 1, 1], true),
+            ("blk.0.ffn_down_chexps.weight", [64, 32, 8, 1], true),
+            // One value for each expert.
+            ("blk.0.ffn_up_exps.weight", [64, 1, 1, 1], false),
+            ("blk.0.ffn_up_exps.scale", [8, 1, 1, 1], false),
+            ("blk.0.ffn_up_exps.bias", [64, 8, 1, 1], false),
+            // The adapters of a switch.
+            ("blk.0.ffn_up.lora_a", [64, 8, 3, 1], false),
+            ("blk.0.attn_q.lora_b", [8, 64, 3, 1], false),
+            ("blk.0.ffn_up.weight", [64, 32, 1, 1], false),
+            ("odd", [64, 32, 8, 1], false),
+            ("", [64, 32, 8, 1], false),
+        ] {
+            assert_eq!(takes_by_itself(name, dims), takes, "{name} {dims:?}");
+            let load = Load { auto_experts: true, ..Load::default() };
+            assert_eq!(load.takes_for_berth(&Tensor::new(name, dims, GgmlType::Q4_0, 1)), takes, "as explain says: {name}");
+        }
     }
 }

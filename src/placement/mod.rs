@@ -15,6 +15,7 @@ mod facts;
 mod load;
 mod matcher;
 mod names;
+mod notation;
 mod pattern;
 mod pattern_error;
 mod reason;
@@ -23,6 +24,7 @@ mod rule_error;
 mod rules;
 mod target;
 mod tensor;
+mod warnings;
 
 pub use budget::{SlowRule, StepLimit};
 pub use bytes::Bytes;
@@ -32,7 +34,7 @@ pub use explain::{Explanation, Machine, PlaceUse, Placed, RuleUse, Totals, Warni
 pub use facts::Facts;
 #[cfg(test)]
 pub(crate) use load::is_computed;
-pub use load::{Device, LazyMode, Load, OFFLOAD_MIN_BATCH, Offload, Repack};
+pub use load::{Device, LazyMode, Load, OFFLOAD_MIN_BATCH, Offload, Repack, takes_by_itself};
 pub use matcher::Hits;
 pub use names::{Name, Op, Part};
 pub use pattern::{Pattern, TooSlow};

@@ -46,31 +46,33 @@ pub enum Part {
 pub struct Name<'a> {
     /// The layer, if the name has one (`blk.12.`, also `enc.blk.`, `dec.blk.`, `posnet.`, `convnext.`).
     pub layer: Option<u32>,
+    /// What stands before the number of the layer, dot and all; nothing without a layer.
+    pub prefix: &'static str,
     /// The name without layer and suffix, for example `ffn_up_exps`.
     pub base: &'a str,
-    /// `weight`, `bias`, `scale`, `input_scale`, `lora_a`, `lora_b`, or nothing.
+    /// `weight`, `bias`, `scale`, `scales`, `input_scale`, `lora_a`, `lora_b`, or nothing.
     pub suffix: &'a str,
 }
 
-const SUFFIXES: [&str; 6] = ["weight", "bias", "scale", "input_scale", "lora_a", "lora_b"];
+const SUFFIXES: [&str; 7] = ["weight", "bias", "scale", "scales", "input_scale", "lora_a", "lora_b"];
 const LAYER_PREFIXES: [&str; 5] = ["blk.", "enc.blk.", "dec.blk.", "posnet.", "convnext."];
 
 impl<'a> Name<'a> {
     /// Takes a tensor name apart. Any text will do.
     pub fn new(name: &'a str) -> Name<'a> {
-        let (layer, rest) = LAYER_PREFIXES
+        let (layer, prefix, rest) = LAYER_PREFIXES
             .iter()
             .find_map(|prefix| {
                 let (number, rest) = name.strip_prefix(prefix)?.split_once('.')?;
                 // As stock writes it: no sign, no leading zero.
                 let canonical = number == "0" || number.starts_with(|c: char| ('1'..='9').contains(&c));
                 let layer = number.parse().ok().filter(|_| canonical && number.bytes().all(|b| b.is_ascii_digit()))?;
-                Some((Some(layer), rest))
+                Some((Some(layer), *prefix, rest))
             })
-            .unwrap_or((None, name));
+            .unwrap_or((None, "", name));
         match rest.rsplit_once('.') {
-            Some((base, suffix)) if SUFFIXES.contains(&suffix) => Name { layer, base, suffix },
-            _ => Name { layer, base: rest, suffix: "" },
+            Some((base, suffix)) if SUFFIXES.contains(&suffix) => Name { layer, prefix, base, suffix },
+            _ => Name { layer, prefix, base: rest, suffix: "" },
         }
     }
 

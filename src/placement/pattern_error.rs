@@ -61,24 +61,25 @@ pub enum PatternFault {
     BackReferenceAndLookAhead,
 }
 
+/// What stock accepts.
+const ONLY_HERE: [PatternFault; 11] = [
+    PatternFault::Empty,
+    PatternFault::TooLong,
+    PatternFault::TooDeep,
+    PatternFault::TooLarge,
+    PatternFault::TooSlow,
+    PatternFault::Nul,
+    PatternFault::Collating,
+    PatternFault::WideRange,
+    PatternFault::WideEscape,
+    PatternFault::AssertionInLookAhead,
+    PatternFault::BackReferenceAndLookAhead,
+];
+
 impl PatternFault {
-    /// Whether stock accepts such a pattern, so that refusing it is Berth's decision. The README lists these.
+    /// Whether stock accepts such a pattern, so that refusing it is Berth's decision. `docs/rules.md` lists these.
     pub fn stock_accepts(self) -> bool {
-        use PatternFault as F;
-        matches!(
-            self,
-            F::Empty
-                | F::TooLong
-                | F::TooDeep
-                | F::TooLarge
-                | F::TooSlow
-                | F::Nul
-                | F::Collating
-                | F::WideRange
-                | F::WideEscape
-                | F::AssertionInLookAhead
-                | F::BackReferenceAndLookAhead
-        )
+        ONLY_HERE.contains(&self)
     }
 }
 
@@ -118,5 +119,35 @@ impl std::error::Error for PatternError {}
 impl fmt::Display for PatternError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "at byte {} of the pattern: {}", self.at, self.fault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::Pattern;
+
+    #[test]
+    fn the_documentation_lists_what_only_berth_refuses_with_an_example() {
+        let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/rules.md")).unwrap();
+        let table = text.split("## Patterns").nth(1).and_then(|t| t.split("\n##").next()).unwrap();
+        // A `|` in a cell has a backslash before it.
+        let cells = |row: &str| row.replace(r"\|", "\0").split('|').map(|c| c.trim().replace('\0', "|")).collect::<Vec<_>>();
+        let rows: Vec<Vec<String>> = table.lines().filter(|l| l.starts_with("| ")).skip(1).map(cells).collect();
+        assert_eq!(rows.len(), ONLY_HERE.len());
+        for fault in ONLY_HERE {
+            let row = rows.iter().find(|r| r[2] == fault.to_string()).unwrap_or_else(|| panic!("{fault:?} is not in docs/rules.md"));
+            let example = match row[1].as_str() {
+                "a NUL byte" => "a\0b".to_owned(),
+                "more than 4096 bytes" => "a".repeat(4097),
+                "more than 40 groups in each other" => format!("{}a{}", "(".repeat(41), ")".repeat(41)),
+                "(nothing), as in `=CPU`" => String::new(),
+                shown => shown.strip_prefix('`').and_then(|s| s.strip_suffix('`')).unwrap_or_else(|| panic!("{shown}")).to_owned(),
+            };
+            assert_eq!(Pattern::new(&example).map(|_| ()).map_err(|e| e.fault), Err(fault), "{example}");
+        }
+        for fine in [r"(?!.*[._]attn[._])blk", "^(?!.*exps).*"] {
+            assert!(Pattern::new(fine).is_ok(), "what the text recommends: {fine}");
+        }
     }
 }

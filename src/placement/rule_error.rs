@@ -12,7 +12,7 @@ use crate::text::printable;
 /// A rule that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError {
-    /// Which rule of the text, from 1.
+    /// Its number among all rules, from 1: as if it had been appended, so with those that were there before.
     pub rule: usize,
     /// Which character of the text, from 1.
     pub column: usize,

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::budget::{AUTOMATA, BACKTRACKING, Budget, SlowRule, StepLimit};
 use super::matcher::{Hits, Matcher};
+use super::notation::{Parsed, column, find_target, parse_list, too_slow_together, trial_steps};
 use super::pattern::Pattern;
 use super::rule_error::{RuleError, RuleFault};
 use super::target::{Target, Targets};
@@ -111,34 +112,38 @@ impl Rules {
     /// Appends the rules of one `-ot` argument: `pattern=TARGET,pattern=TARGET`.
     ///
     /// # Errors
-    /// The first rule that cannot be used, with its number and column in `text`.
+    /// The first rule that cannot be used, with its number among all rules and its column in `text`.
     pub fn parse(&mut self, text: &str) -> Result<(), RuleError> {
-        let parsed = parse_list(&self.targets, text, text, 0, ',', 1)?;
+        let parsed = parse_list(&self.targets, text, text, 0, ',', self.rules.len() + 1)?;
         self.append(parsed, Some(text), Origin::OverrideTensor)
     }
 
-    /// The rules of one `-ot` argument of llama-bench: `;` between rules, `,` between runs, each of which has rules of its own.
+    /// How many runs one `-ot` argument of llama-bench describes.
+    pub fn bench_runs(text: &str) -> usize {
+        text.split(',').count()
+    }
+
+    /// Appends the rules of one run, from 0, of one `-ot` argument of llama-bench: `;` between rules, `,` between runs, each of which has rules of
+    /// its own. A run that there is not has none.
     ///
     /// # Errors
-    /// The first rule that cannot be used, with its number (over all runs) and column in `text`. Other than in llama-bench, an empty rule is
-    /// an error: there it hides every rule behind it.
-    pub fn parse_bench(targets: &Targets, text: &str) -> Result<Vec<Rules>, RuleError> {
-        let mut runs = Vec::new();
-        let mut number = 1;
+    /// The first rule of any run that cannot be used, with its column in `text` and the number that it would have here. Other than in llama-bench,
+    /// an empty rule is an error: there it hides every rule behind it.
+    pub fn parse_bench(&mut self, text: &str, run: usize) -> Result<(), RuleError> {
+        let mut wanted = Vec::new();
         let mut at = 0;
-        for run in text.split(',') {
-            let mut rules = Rules::new(targets.clone());
-            if !run.is_empty() {
+        for (number, list) in text.split(',').enumerate() {
+            if !list.is_empty() {
                 // llama-bench lets a last `;` pass.
-                let list = run.strip_suffix(';').unwrap_or(run);
-                let parsed = parse_list(targets, text, list, at, ';', number)?;
-                number += parsed.len();
-                rules.append(parsed, Some(text), Origin::OverrideTensor)?;
+                let rules = list.strip_suffix(';').unwrap_or(list);
+                let parsed = parse_list(&self.targets, text, rules, at, ';', self.rules.len() + 1)?;
+                if number == run {
+                    wanted = parsed;
+                }
             }
-            runs.push(rules);
-            at += run.len() + 1;
+            at += list.len() + 1;
         }
-        Ok(runs)
+        self.append(wanted, Some(text), Origin::OverrideTensor)
     }
 
     /// Appends one rule. Nothing is split off, so the pattern may contain commas and `=`.
@@ -303,67 +308,8 @@ impl Rules {
     }
 }
 
-/// A rule that was read but not appended.
-struct Parsed {
-    /// Byte offset in the text.
-    at: usize,
-    pattern: Pattern,
-    target: Target,
-}
-
 fn per_layer(n: u32, pattern: &str) -> Vec<String> {
     (0..n.min(MAX_RULES as u32 + 1)).map(|layer| format!(r"blk\.{layer}{pattern}")).collect()
-}
-
-fn trial_steps(parsed: &[Parsed]) -> u64 {
-    parsed.iter().map(|p| p.pattern.trial_steps()).sum()
-}
-
-/// That `parsed`, of which the first has the number `number`, cannot be tried out in time; it names the slowest.
-fn too_slow_together(parsed: &[Parsed], text: &str, number: usize) -> RuleError {
-    let slowest = parsed.iter().enumerate().max_by_key(|(_, p)| p.pattern.trial_steps());
-    let (index, at) = slowest.map_or((0, 0), |(i, p)| (i, p.at));
-    RuleError { rule: number + index, column: column(text, at), text: text.to_owned(), fault: RuleFault::TooSlowTogether }
-}
-
-/// Reads `list`, which starts at byte `at` of `text`. The first rule has the number `number`.
-fn parse_list(targets: &Targets, text: &str, list: &str, mut at: usize, separator: char, number: usize) -> Result<Vec<Parsed>, RuleError> {
-    let mut parsed = Vec::new();
-    let mut steps = 0;
-    let first = number;
-    for (i, rule) in list.split(separator).enumerate() {
-        let number = number + i;
-        let fault = |at: usize, fault| RuleError { rule: number, column: column(text, at), text: text.to_owned(), fault };
-        if i >= MAX_RULES {
-            return Err(fault(at, RuleFault::TooManyRules));
-        }
-        if rule.is_empty() {
-            return Err(fault(at, RuleFault::Empty));
-        }
-        let Some((pattern, target)) = rule.split_once('=') else { return Err(fault(at, RuleFault::NoTarget)) };
-        let target = find_target(targets, target).map_err(|f| fault(at + pattern.len() + 1, f))?;
-        let pattern = Pattern::new(pattern).map_err(|e| fault(at + e.at, RuleFault::Pattern(e.fault)))?;
-        steps += pattern.trial_steps();
-        parsed.push(Parsed { at, pattern, target });
-        if steps > BACKTRACKING.steps {
-            return Err(too_slow_together(&parsed, text, first));
-        }
-        at += rule.len() + separator.len_utf8();
-    }
-    Ok(parsed)
-}
-
-fn find_target(targets: &Targets, name: &str) -> Result<Target, RuleFault> {
-    targets.find(name).cloned().ok_or_else(|| RuleFault::UnknownTarget {
-        name: name.chars().take(80).collect(),
-        nearest: targets.nearest(name).map(str::to_owned),
-        known: targets.names().map(|n| n.chars().take(80).collect()).collect(),
-    })
-}
-
-/// The character of `text`, from 1, in which byte `at` lies.
-fn column(text: &str, at: usize) -> usize {
-    text.char_indices().take_while(|&(i, _)| i < at).count() + usize::from(text.is_char_boundary(at.min(text.len())))
 }
 
 #[cfg(test)]
@@ -409,6 +355,7 @@ mod tests {
     fn every_fault_names_its_rule_and_column() {
         let mut r = rules();
         r.parse("first=CPU").unwrap();
+        // The rule's number is that among all rules, one of which is there already.
         for (text, rule, column, fault) in [
             ("", 1, 1, RuleFault::Empty),
             ("a=CPU,", 2, 7, RuleFault::Empty),
@@ -423,7 +370,7 @@ mod tests {
             ("(?!b)(?:a(?!b)|a)*c=CPU", 1, 1, RuleFault::Pattern(PatternFault::TooSlow)),
         ] {
             let e = r.parse(text).unwrap_err();
-            assert_eq!((e.rule, e.column, e.fault, e.text.as_str()), (rule, column, fault, text));
+            assert_eq!((e.rule, e.column, e.fault, e.text.as_str()), (rule + 1, column, fault, text));
             assert_eq!(listed(&r), [("first", "CPU")], "after an error the rules are as they were");
         }
     }
@@ -518,14 +465,27 @@ mod tests {
 
     #[test]
     fn bench_notation_separates_rules_by_semicolons_and_runs_by_commas() {
-        let targets = Targets::new(["CUDA0"]);
-        let runs = Rules::parse_bench(&targets, "a=CPU;b=CUDA0,,c=CPU;").unwrap();
-        assert_eq!(runs.iter().map(listed).collect::<Vec<_>>(), [vec![("a", "CPU"), ("b", "CUDA0")], vec![], vec![("c", "CPU")]]);
-        assert_eq!(Rules::parse_bench(&targets, "").unwrap().len(), 1);
-        for (text, rule, column) in [("a=CPU;;b=CPU", 2, 7), ("a=CPU,b=CPU;x", 3, 13), ("a=CPU;b=GPU", 2, 9), (";", 1, 1)] {
-            let e = Rules::parse_bench(&targets, text).unwrap_err();
-            assert_eq!((e.rule, e.column), (rule, column), "{text}: {e}");
+        let text = "a=CPU;b=CUDA0,,c=CPU;";
+        assert_eq!((Rules::bench_runs(text), Rules::bench_runs("")), (3, 1));
+        for (run, listing) in [(0, &[("a", "CPU"), ("b", "CUDA0")][..]), (1, &[]), (2, &[("c", "CPU")]), (3, &[])] {
+            let mut r = rules();
+            r.parse_bench(text, run).unwrap();
+            assert_eq!(listed(&r), listing, "{run}");
         }
+        let mut r = parsed("first=CPU");
+        for (text, rule, column) in [("a=CPU;;b=CPU", 3, 7), ("a=CPU,b=CPU;x", 3, 13), ("a=CPU;b=GPU", 3, 9), (";", 2, 1)] {
+            let e = r.parse_bench(text, 0).unwrap_err();
+            assert_eq!((e.rule, e.column), (rule, column), "{text}: {e}");
+            assert_eq!(listed(&r), [("first", "CPU")]);
+        }
+    }
+
+    #[test]
+    fn a_run_with_more_rules_than_there_is_room_for_adds_none_and_names_the_first_too_many() {
+        let mut r = rules();
+        r.n_cpu_moe(4090).unwrap();
+        let e = r.parse_bench("a=CPU;b=CPU;c=CPU;d=CPU;e=CPU;f=CPU;g=CPU;h=CPU", 0).unwrap_err();
+        assert_eq!((e.rule, e.column, &e.fault, r.len()), (4097, 37, &RuleFault::TooManyRules, 4090));
     }
 
     #[test]
@@ -591,7 +551,7 @@ mod tests {
                 assert!(e.column >= 1 && e.column <= text.chars().count() + 1, "seed {seed}: {text}: {e}");
                 let _ = (e.excerpt(), e.to_string());
             }
-            let _ = Rules::parse_bench(r.targets(), &text);
+            let _ = r.parse_bench(&text, 0);
         }
     }
 

@@ -86,7 +86,7 @@ impl Targets {
     ///
     /// # Errors
     /// A sentence without a full stop.
-    pub fn check_device(name: &str) -> Result<(), String> {
+    fn check_device(name: &str) -> Result<(), String> {
         check_name(name, "the name of a device")
     }
 

@@ -125,7 +125,7 @@ fn guess(name: &Name<'_>, dims: [u64; 4]) -> (Op, Part) {
 
 fn class(name: &Name<'_>, op: Op, part: Part) -> Class {
     let base = name.base;
-    let small = matches!(name.suffix, "bias" | "scale" | "input_scale");
+    let small = matches!(name.suffix, "bias" | "scale" | "scales" | "input_scale");
     match part {
         _ if base.ends_with("exps") && !is_norm(base) => {
             if small {

@@ -7,8 +7,10 @@ pub mod filled;
 pub mod lasting;
 
 use std::collections::{HashSet, VecDeque};
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -412,7 +414,7 @@ pub fn changed() {
     let Ok(Some(path)) = config::get().map(|c| c.report.as_deref()) else { return };
     let written = {
         let _one_at_a_time = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-        replace_file(path, to_json().as_bytes())
+        replace_file(path, to_json().as_bytes(), Mode::Private)
     };
     // No lock is held while the line is written: a log may call back into us.
     if let Err(error) = written {
@@ -423,33 +425,50 @@ pub fn changed() {
     }
 }
 
+/// Who may read a file that is replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// This user alone.
+    Private,
+    /// Whoever might read the file that was there; this user alone if there was none.
+    Kept,
+}
+
 /// Replaces a file as a whole: a reader sees the old or the new content. A symbolic link in its place is neither followed nor replaced: it may be
 /// `/dev/stdout`, which every program of the machine needs as it is.
 ///
 /// # Errors
 /// If the path is there and not a regular file, or the operating system refuses.
-pub fn replace_file(path: &Path, content: &[u8]) -> Result<()> {
+pub fn replace_file(path: &Path, content: &[u8], mode: Mode) -> Result<()> {
     let named = |what: &str, path: &Path, e: std::io::Error| Error::os(format_args!("{what} {}", path.display()), &e);
-    if let Ok(there) = std::fs::symlink_metadata(path)
-        && !there.is_file()
-    {
+    let there = std::fs::symlink_metadata(path).ok();
+    if let Some(there) = there.as_ref().filter(|t| !t.is_file()) {
         let what = if there.is_symlink() { "a symbolic link; name the file itself" } else { "not a regular file" };
         return Err(Error::invalid(format!("{} is {what}", path.display())));
     }
     system::within_file_limit(content.len())?;
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = PathBuf::from(temporary);
+    let temporary = temporary(path);
     let _ = std::fs::remove_file(&temporary);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&temporary);
     // Not under the number of a closed standard stream, where other threads may print. (A clone's number is above those.)
     let mut file = file.and_then(|f| f.try_clone()).map_err(|e| named("write", path, e))?;
-    let written = file.write_all(content).map_err(|e| named("write", path, e));
+    let kept = there.filter(|_| mode == Mode::Kept).map_or(Ok(()), |t| file.set_permissions(t.permissions()));
+    let written = kept.and_then(|()| file.write_all(content)).map_err(|e| named("write", path, e));
     let renamed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(|e| named("replace", path, e)));
     if renamed.is_err() {
         let _ = std::fs::remove_file(&temporary);
     }
     renamed
+}
+
+/// A name beside `path` for what will replace it, no longer than a name may be.
+fn temporary(path: &Path) -> PathBuf {
+    const LONGEST: usize = 255;
+    let suffix = format!(".{}.tmp", std::process::id());
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let mut short = name[..name.len().min(LONGEST - suffix.len())].to_owned();
+    short.extend(suffix.bytes());
+    path.with_file_name(OsStr::from_bytes(&short))
 }
 
 /// A byte count for people, in binary units.
@@ -552,23 +571,39 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("berth-report-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let (file, link, victim) = (dir.join("r.json"), dir.join("link.json"), dir.join("victim"));
-        replace_file(&file, b"one").unwrap();
-        replace_file(&file, b"two").unwrap();
+        replace_file(&file, b"one", Mode::Private).unwrap();
+        replace_file(&file, b"two", Mode::Private).unwrap();
         assert_eq!(std::fs::read(&file).unwrap(), b"two");
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        // Another mode is kept where that is asked for, and for a name of any length.
+        let long = dir.join("x".repeat(255));
+        for (mode, there) in [(Mode::Kept, 0o644), (Mode::Private, 0o600)] {
+            for file in [&file, &long] {
+                std::fs::write(file, b"").unwrap();
+                std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o644)).unwrap();
+                replace_file(file, b"two", mode).unwrap();
+                assert_eq!(std::fs::metadata(file).unwrap().permissions().mode() & 0o777, there, "{mode:?}");
+            }
+        }
+        std::fs::remove_file(&long).unwrap();
+        replace_file(&long, b"new", Mode::Kept).unwrap();
+        assert_eq!(std::fs::metadata(&long).unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::remove_file(&long).unwrap();
         std::fs::write(&victim, b"precious").unwrap();
         std::os::unix::fs::symlink(&victim, &link).unwrap();
         let hanging = dir.join("hanging.json");
         std::os::unix::fs::symlink(dir.join("nowhere"), &hanging).unwrap();
         // As /dev/stdout, when that is a file.
         for link in [&link, &hanging] {
-            assert!(replace_file(link, b"three").is_err_and(|e| e.message.ends_with("is a symbolic link; name the file itself")));
+            assert!(
+                replace_file(link, b"three", Mode::Private).is_err_and(|e| e.message.ends_with("is a symbolic link; name the file itself"))
+            );
             assert!(link.is_symlink(), "the link is left as it was");
         }
         assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
-        assert!(replace_file(Path::new("/dev/null"), b"x").is_err_and(|e| e.message.contains("/dev/null")));
-        assert!(replace_file(&dir, b"x").is_err());
-        assert!(replace_file(&dir.join("missing/r.json"), b"x").is_err());
+        assert!(replace_file(Path::new("/dev/null"), b"x", Mode::Private).is_err_and(|e| e.message.contains("/dev/null")));
+        assert!(replace_file(&dir, b"x", Mode::Private).is_err());
+        assert!(replace_file(&dir.join("missing/r.json"), b"x", Mode::Private).is_err());
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 4, "no temporary file is left");
         std::fs::remove_dir_all(&dir).unwrap();
     }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-pub use arch::of_architecture;
+pub use arch::{dense_of_architecture, of_all_architectures, of_architecture};
 pub use geometry::{qwen3_30b_a3b, repeated};
 pub use random::{Family, Spec};
 pub use smollm::{Experts, Split, split_dense};

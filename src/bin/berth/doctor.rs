@@ -1,6 +1,5 @@
 //! `berth doctor`: one line per thing that decides what Berth can do here, with what to do where something is amiss.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -291,13 +290,22 @@ fn llama(given: Option<&Path>) -> Vec<Finding> {
     }]
 }
 
-/// `libggml-base.so` in a directory; the name with the ABI number, which the others link to, before the plain one.
+/// `libggml-base.so` in a directory; the name with the ABI number, which programs link to, before the plain one, which compilers look for, and that
+/// before the full version. Other names that begin so are no library's.
 fn ggml_base_in(dir: &Path) -> Option<PathBuf> {
-    let mut names: Vec<PathBuf> = std::fs::read_dir(dir).ok()?.flatten().map(|e| e.path()).collect();
-    let rank = |p: &PathBuf| p.file_name().and_then(OsStr::to_str).map_or(0, str::len);
-    names.retain(|p| p.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with("libggml-base.so")) && p.is_file());
-    names.sort_by_key(rank);
-    names.into_iter().next()
+    let files = std::fs::read_dir(dir).ok()?.flatten().map(|e| e.path()).filter(|p| p.is_file());
+    let ranked = files.filter_map(|path| Some((rank(path.file_name()?.to_str()?)?, path)));
+    ranked.min().map(|(_, path)| path)
+}
+
+/// How good a name of `libggml-base.so` it is, the best first; of two ABI numbers the newer one. `None` if it is none.
+fn rank(file: &str) -> Option<(u8, std::cmp::Reverse<u64>)> {
+    let version = file.strip_prefix("libggml-base.so")?;
+    if version.is_empty() {
+        return Some((1, std::cmp::Reverse(0)));
+    }
+    let numbers = version.strip_prefix('.')?.split('.').map(|n| n.parse().ok()).collect::<Option<Vec<u64>>>()?;
+    Some((if numbers.len() == 1 { 0 } else { 2 }, std::cmp::Reverse(numbers[0])))
 }
 
 /// What `GGML_BACKEND_PATH` says, if it is set.
@@ -312,4 +320,31 @@ fn plug_in() -> Option<Finding> {
     } else {
         good(ITEM, found)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_that_programs_link_is_chosen_and_no_backup_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let chosen = || ggml_base_in(dir.path()).map(|p| p.file_name().unwrap().to_str().unwrap().to_owned());
+        let mut best = None;
+        for (file, is_better) in [
+            ("libggml-base.so.bak", false),
+            ("libggml-base.so.0.bak", false),
+            ("libggml-base.so-old", false),
+            ("libggml-base.so.", false),
+            ("libggml-base.so.0.25.3", true),
+            ("libggml-base.so", true),
+            ("libggml-base.so.0", true),
+            ("libggml-base.so.0.26.0", false),
+            ("libggml-base.so.1", true),
+        ] {
+            std::fs::write(dir.path().join(file), "").unwrap();
+            best = if is_better { Some(file.to_owned()) } else { best };
+            assert_eq!(chosen(), best, "{file}");
+        }
+    }
 }

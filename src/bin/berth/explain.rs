@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// Layers on the devices: a number, `all` or `auto` [default: all, if there is a device]. Also -ngl.
     #[arg(long, short_alias = 'g', visible_aliases = ["gpu-layers", "n-gpu-layers"], value_name = "N", value_parser = layers, allow_hyphen_values = true)]
     gpu: Option<Layers>,
+    /// How the layers on the devices are split, for example 3,1; without it, llama.cpp goes by free memory, and equal shares are shown. Also -ts.
+    #[arg(long, value_name = "N,N,...", value_parser = shares, allow_hyphen_values = true)]
+    tensor_split: Option<Shares>,
     /// The CPU backend does not interleave weights (llama.cpp's --no-repack). Also -nr.
     #[arg(long, visible_alias = "nr")]
     no_repack: bool,
@@ -58,6 +61,38 @@ fn layers(text: &str) -> Result<Layers, String> {
         "all" | "-2" => Ok(Layers(Some(u32::MAX))),
         number => number.parse().map(|n| Layers(Some(n))).map_err(|_| "a number, all or auto is expected".to_owned()),
     }
+}
+
+/// What each device gets of the layers, in any unit.
+#[derive(Clone, Debug)]
+struct Shares(Vec<f32>);
+
+/// As llama.cpp reads it: `,` or `/`, or several of them, between numbers, of which there is room for 15. It takes negative ones too, and what they
+/// mean there nobody can want.
+fn shares(text: &str) -> Result<Shares, String> {
+    const MOST: usize = 15;
+    let mut numbers = Vec::new();
+    for number in text.split([',', '/']).filter(|n| !n.is_empty()) {
+        let share: f32 = number.trim().parse().map_err(|_| format!("'{number}' is no number"))?;
+        if !(share.is_finite() && share >= 0.0) {
+            return Err(format!("'{number}' is no share: it must be finite and not negative"));
+        }
+        numbers.push(share);
+    }
+    match numbers.len() {
+        0 => Err("a number for each device is expected".to_owned()),
+        n if n > MOST => Err(format!("{n} shares are more than the {MOST} for which llama.cpp has room")),
+        _ => Ok(Shares(numbers)),
+    }
+}
+
+/// The devices with their shares, and whether those are only assumed. As in llama.cpp, a device that has no number gets nothing, and if all get
+/// nothing it is as if there were none.
+fn with_shares(devices: &[(&str, Option<&str>)], split: Option<&Shares>) -> (Vec<Device>, bool) {
+    let given = |i: usize| split.and_then(|s| s.0.get(i).copied()).unwrap_or(0.0);
+    let assumed = (0..devices.len()).all(|i| given(i) == 0.0);
+    let share = |i| if assumed { 1.0 } else { given(i) };
+    (devices.iter().enumerate().map(|(i, (name, host))| Device::new(name, *host, share(i))).collect(), assumed)
 }
 
 fn first_layers(text: &str) -> Result<u32, String> {
@@ -123,7 +158,7 @@ impl FromArgMatches for RuleArgs {
 
 /// llama.cpp's own spelling of options that clap would read as a row of letters.
 pub(crate) fn long_spelling(arg: OsString) -> OsString {
-    const STOCK: [(&str, &str); 7] = [
+    const STOCK: [(&str, &str); 8] = [
         ("-ot", "--override-tensor"),
         ("-cmoe", "--cpu-moe"),
         ("-ncmoe", "--n-cpu-moe"),
@@ -131,6 +166,7 @@ pub(crate) fn long_spelling(arg: OsString) -> OsString {
         ("-ngl", "--gpu"),
         ("-nr", "--no-repack"),
         ("-dev", "--device"),
+        ("-ts", "--tensor-split"),
     ];
     STOCK.iter().find(|(short, _)| arg == *short).map_or(arg, |(_, long)| OsString::from(long))
 }
@@ -163,12 +199,14 @@ fn explain(args: &Args, rules: &Rules, devices: &[(&str, Option<&str>)]) -> Resu
     let model = Model::open(&args.model).map_err(|e| e.to_string())?;
     // What is wrong with a setting is a warning of the explanation; the defaults stand in for it.
     let settings = config::get().cloned().unwrap_or_default();
+    let (with_shares, assumed_shares) = with_shares(devices, args.tensor_split.as_ref());
     let load = Load {
         mmap: !args.no_mmap,
         // With BERTH_FUSE=0 the device claims nothing, experts included.
         auto_experts: settings.auto && settings.fuse,
         offload_min_batch: Some(settings.offload_min_batch),
-        devices: devices.iter().map(|(name, host)| Device::new(name, *host, 1.0)).collect(),
+        devices: with_shares,
+        assumed_shares,
         gpu_layers: args.gpu.and_then(|l| l.0),
         repack: if args.no_repack { Repack::Off } else { repack() },
         ..Facts::of(model.header()).load()
@@ -181,7 +219,7 @@ fn explain(args: &Args, rules: &Rules, devices: &[(&str, Option<&str>)]) -> Resu
             return Err(format!("{} is the model itself", path.display()));
         }
         refuse_foreign(path)?;
-        berth::report::replace_file(path, render::html(&explained).as_bytes()).map_err(|e| e.to_string())?;
+        berth::report::replace_file(path, render::html(&explained).as_bytes(), berth::report::Mode::Kept).map_err(|e| e.to_string())?;
     }
     crate::print(&if args.json { render::json(&explained) + "\n" } else { render::table(&explained, args.all) })?;
     let idle = explained.rules.iter().any(|r| r.is_idle());

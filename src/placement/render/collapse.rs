@@ -23,8 +23,8 @@ pub(super) fn lines(e: &Explanation) -> Vec<Line<'_>> {
     let mut groups: Vec<Vec<&Placed>> = Vec::new();
     for t in &e.tensors {
         let n = Name::new(&t.name);
-        // A name without a layer stands for itself.
-        let key = (n.base, n.suffix, n.layer.is_some(), &t.type_name, &t.place, t.memory, t.rule, t.reason);
+        // A name without a layer stands for itself, and those of an encoder are not those of the decoder.
+        let key = (n.prefix, n.base, n.suffix, n.layer.is_some(), &t.type_name, &t.place, t.memory, t.rule, t.reason);
         match at.get(&key) {
             Some(&i) => groups[i].push(t),
             None => {
@@ -71,5 +71,24 @@ mod tests {
     fn layers_become_ranges() {
         assert_eq!(ranges(vec![3, 1, 2, 7, 9, 8, 2]), "1-3,7-9");
         assert_eq!(ranges(vec![5]), "5");
+    }
+
+    #[test]
+    fn layers_of_an_encoder_and_of_a_decoder_are_lines_of_their_own() {
+        use crate::gguf::Header;
+        use crate::gguf::testing::File;
+        use crate::placement::{Explanation, Facts, Machine, Rules, Targets};
+
+        let mut file = File::new(3).str("general.architecture", "t5").u32("t5.block_count", 2);
+        for prefix in ["enc.blk", "dec.blk"] {
+            for layer in 0..2 {
+                file = file.tensor(&format!("{prefix}.{layer}.attn_q.weight"), &[32, 2], 0);
+            }
+        }
+        let header = Header::from_bytes(&file.bytes()).unwrap();
+        let rules = Rules::new(Targets::new([""; 0]));
+        let e = Explanation::of_header(&header, &rules, &Facts::of(&header).load(), Machine::default()).unwrap();
+        let seen: Vec<_> = lines(&e).iter().map(|l| (l.name.clone(), l.count)).collect();
+        assert_eq!(seen, [("enc.blk.[0-1].attn_q.weight".to_owned(), 2), ("dec.blk.[0-1].attn_q.weight".to_owned(), 2)]);
     }
 }

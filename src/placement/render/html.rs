@@ -132,9 +132,10 @@ impl Page {
         let experts =
             if m.experts > 0 { format!(" &middot; {} experts, {} used per token", m.experts, m.experts_used) } else { String::new() };
         let (architecture, layers, count) = (Escaped(&m.architecture), m.layers, e.tensor_count);
+        let counted = if m.counted_layers == layers { String::new() } else { format!(" (-ngl counts {})", m.counted_layers) };
         let mmap = if e.mmap { "on" } else { "off" };
         self.add(format_args!(
-            "<p>{architecture} &middot; {layers} layers{experts} &middot; {count} tensors &middot; {} &middot; mmap {mmap}</p>\n",
+            "<p>{architecture} &middot; {layers} layers{counted}{experts} &middot; {count} tensors &middot; {} &middot; mmap {mmap}</p>\n",
             Bytes(bytes_of(&e.tensors))
         ));
     }
@@ -200,7 +201,7 @@ impl Page {
         }
         self.add(format_args!("</div>\n"));
         let Some(available) = e.machine.available else { return };
-        let copied = e.totals.pageable.saturating_add(e.totals.pinned);
+        let copied = e.copied_into_memory();
         let limit = e.machine.memlock.map_or(String::new(), |l| format!("; the limit for locked memory is {}", Bytes(l)));
         self.add(format_args!("<p>Copied into memory: {} of the {} that are available{limit}.</p>\n", Bytes(copied), Bytes(available)));
     }

@@ -37,7 +37,11 @@ fn summary(out: &mut String, e: &Explanation) {
     let name = m.name.as_deref().filter(|n| !n.is_empty()).unwrap_or("(no name)");
     let architecture = if m.architecture.is_empty() { "(no architecture)" } else { m.architecture.as_str() };
     let experts = if m.experts > 0 { format!(", {} experts, {} used", m.experts, m.experts_used) } else { String::new() };
-    line(out, format_args!("{}: {}, {} layers{experts}, {} tensors", printable(name), printable(architecture), m.layers, e.tensor_count));
+    let counted = if m.counted_layers == m.layers { String::new() } else { format!(" (-ngl counts {})", m.counted_layers) };
+    line(
+        out,
+        format_args!("{}: {}, {} layers{counted}{experts}, {} tensors", printable(name), printable(architecture), m.layers, e.tensor_count),
+    );
     let t = &e.totals;
     let lacking = |place: Target| e.places.iter().filter(|p| p.place == place && e.lacks(&place).is_some()).map(|p| p.copied).sum::<u64>();
     let (not_pinned, no_arena) = (lacking(Target::CudaHost), lacking(Target::Arena));
