@@ -1,6 +1,6 @@
-//! Files with known bytes for the tests of this module.
+//! What the tests of this module share: files with known bytes, and processes of their own.
 //!
-//! Owns: making and removing them. Must not know: who reads them.
+//! Owns: making and removing the files, running a test alone. Must not know: what is tested.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -47,4 +47,19 @@ impl Drop for Sample {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+/// Whether this process runs nothing but this test: what it counts is its own then. If others run too, the test is run in a process of its own, and
+/// its caller has nothing left to do.
+pub(crate) fn alone(test: &str) -> bool {
+    const ALONE: &str = "TEST_ALONE";
+    if std::env::var_os(ALONE).is_some_and(|name| name == test) {
+        return true;
+    }
+    let program = std::env::current_exe().unwrap();
+    let out = std::process::Command::new(program).args([test, "--exact", "--nocapture"]).env(ALONE, test).output().unwrap();
+    let (said, faults) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success() && said.contains("1 passed"), "{test}: {said}{faults}");
+    eprint!("{faults}");
+    false
 }
