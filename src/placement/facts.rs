@@ -140,7 +140,7 @@ impl Facts {
             // Its layers are run several times, and each run is a layer.
             ("nanbeige", loops @ 2..) => trunk.saturating_mul(loops),
             // A last layer without tensors holds the router's keys and values.
-            ("graniteswitch", _) if layers > 0 => trunk + 1,
+            ("graniteswitch", _) if layers > 0 => trunk.saturating_add(1),
             _ => layers,
         };
         Facts {
