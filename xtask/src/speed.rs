@@ -21,7 +21,7 @@ use serde::Deserialize;
 use crate::ik::Ik;
 use crate::{figures, shell};
 
-/// Measure stock llama-bench with and without Berth, and write docs/speed.md. The machine should have nothing else to do.
+/// Measure stock llama-bench with and without Berth, and write docs/speed.md (docs/speed-tN.md with N threads). The machine should have nothing else to do.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Blocks of the models, which have the experts of Qwen3-30B-A3B: 12 take 5 to 9 GB of disk and of memory.
@@ -49,7 +49,11 @@ pub(crate) struct Args {
 
 /// The host whose llama-bench is measured.
 pub(crate) const HOST: &str = "sdist-dl";
-const DOCS: &str = "docs/speed.md";
+
+/// Where the result goes: two threads are what the README shows.
+fn docs(threads: u32) -> String {
+    if threads == 2 { "docs/speed.md".to_owned() } else { format!("docs/speed-t{threads}.md") }
+}
 
 /// How a run is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -155,8 +159,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     page += &dense(args, &host, &library)?;
     println!("\n{page}");
     if !args.dry {
-        fs::write(DOCS, document(args, &host, &page)).with_context(|| format!("cannot write {DOCS}"))?;
-        println!("wrote {DOCS}");
+        let path = docs(args.threads);
+        fs::write(&path, document(args, &host, &page)).with_context(|| format!("cannot write {path}"))?;
+        println!("wrote {path}");
     }
     Ok(())
 }
