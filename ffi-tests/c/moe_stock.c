@@ -201,21 +201,23 @@ static void compare(ggml_backend_t cpu, struct berth_pool *pool, enum ggml_type 
             exit(1);
         }
     }
-    /* A set that one has just used is in a cache: the other takes one from the other half. A short call follows others of its kind. */
+    /* A set that one has just used is in a cache: the other takes one from the other half. Short calls are timed as decoding makes them, many of
+     * a kind one after the other: for some tens of milliseconds after a pause memory is slower, which hides a difference. */
     static double stock[MOST], berth[MOST];
-    const int block = tokens <= 8 ? SETS / 2 : 1;
+    const int block = tokens <= 8 ? 256 : 1, warm = tokens <= 8 ? 32 : 0;
     int runs = 0;
     const double until = now() + seconds;
     do {
         for (int turn = 0; turn < 2; turn++) {
             const bool ours = (turn + runs / block) % 2 != 0;
+            const int half = ours ? SETS / 2 : 0;
             /* The threads of the other spin for some milliseconds after its last call. */
             usleep(30000);
-            if (block > 1) {
-                once(&l, ours, runs + (ours ? SETS / 2 : 0) + block - 1);
+            for (int i = 0; i < warm; i++) {
+                once(&l, ours, half + i % (SETS / 2));
             }
             for (int i = 0; i < block; i++) {
-                (ours ? berth : stock)[runs + i] = once(&l, ours, runs + i + (ours ? SETS / 2 : 0));
+                (ours ? berth : stock)[runs + i] = once(&l, ours, half + (runs + i) % (SETS / 2));
             }
         }
         runs += block;

@@ -354,6 +354,10 @@ impl Setting<'_> {
         watched.check(file)?;
         // SAFETY: by the caller's promise.
         if !unsafe { self.lasting.arena.holds(offset, source, len) } {
+            // Damaged behind the back of its times, or the model is: no start could use it.
+            if let Some(store) = &self.lasting.store {
+                store.discard(kept);
+            }
             return Err(other("the bytes of a tensor differ"));
         }
         tensor.set = true;

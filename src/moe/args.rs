@@ -54,6 +54,9 @@ impl<'a> Matrix<'a> {
                 bytes.len()
             )));
         }
+        // With only one there is no step, whatever the caller says of it.
+        let row_stride = if rows == 1 { row_bytes } else { row_stride };
+        let expert_stride = if experts == 1 { expert_bytes } else { expert_stride };
         Ok(Matrix { bytes, weights, k, rows, experts, row_stride, expert_stride })
     }
 

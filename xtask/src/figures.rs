@@ -24,6 +24,9 @@ pub(crate) struct Args {
     /// A few points in a short time, to try the command; the files go to the target directory.
     #[arg(long)]
     quick: bool,
+    /// Only the comparison with stock ggml; the rest of the file stays.
+    #[arg(long, conflicts_with = "quick")]
+    stock: bool,
     /// Time for each point.
     #[arg(long, default_value_t = 1.5)]
     seconds: f64,
@@ -33,6 +36,9 @@ pub(crate) struct Args {
 }
 
 const DOCS: &str = "docs";
+const PAGE: &str = "moe-figures.md";
+/// The heading of the page's last part.
+const STOCK: &str = "## Next to stock ggml\n";
 const FORMATS: [&str; 15] =
     ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "f16", "bf16"];
 const TOKENS: [usize; 8] = [1, 2, 4, 8, 32, 128, 512, 2048];
@@ -126,6 +132,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or(all);
     let plan = Plan { bench: &bench, threads, quick: args.quick };
+    let program = Program::build(hosts::get(HOST)?, &library, dir.path())?;
+    if args.stock {
+        let path = shell::root().join(DOCS).join(PAGE);
+        let page = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let rest = page.split(STOCK).next().unwrap_or_default();
+        fs::write(&path, rest.to_owned() + &next_to_stock(&plan.stock(&program)?, program.package(), threads)?)?;
+        println!("wrote the end of {}", path.display());
+        return Ok(());
+    }
 
     eprintln!("==> formats");
     let formats = plan.formats(None)?;
@@ -136,7 +151,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     eprintln!("==> growth");
     let growth = plan.growth(&formats)?;
     eprintln!("==> stock");
-    let program = Program::build(hosts::get(HOST)?, &library, dir.path())?;
     let stock = plan.stock(&program)?;
 
     let figures = Figures { best, formats, lower, layers, growth, stock, package: program.package().to_owned(), threads };
@@ -149,7 +163,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else {
         write!(called, " --seconds {} --threads {threads}", args.seconds)?;
     }
-    for (name, text) in [("moe-figures.md", figures.text(&called)?), ("moe-share.svg", figures.plot()?)] {
+    for (name, text) in [(PAGE, figures.text(&called)?), ("moe-share.svg", figures.plot()?)] {
         let path = target.join(name);
         fs::write(&path, text).with_context(|| path.display().to_string())?;
         println!("wrote {}", path.display());
@@ -269,6 +283,29 @@ impl Plan<'_> {
     }
 }
 
+/// The last part of the page.
+fn next_to_stock(comparisons: &[Comparison], package: &str, threads: usize) -> Result<String> {
+    let mut text = STOCK.to_owned();
+    write!(
+        text,
+        "
+In one process, in turns, on the same weights: the graph that llama.cpp builds (`MUL_MAT_ID`, `MUL_MAT_ID`, `SWIGLU`, `MUL_MAT_ID`, `MUL`,
+`ADD`) on the CPU backend of {package}, weights in a plain buffer (not repacked),
+`GGML_CPU_TILED_MM=1`; and `berth_moe_forward`. Medians; {threads} threads each; the layer above. `nmse` is the difference of the answers, both
+of which round activations to 8 bits. Up to 8 tokens, 256 calls of a kind follow each other, after 32 that are not measured, as decoding makes them:
+for some tens of milliseconds after a pause this machine's memory is slower.
+
+| gate, up / down | T | stock, ms | Berth, ms | stock / Berth | nmse | calls |
+|---|---|---|---|---|---|---|
+"
+    )?;
+    for c in comparisons {
+        let (stock, berth) = (digits(c.stock_ms), digits(c.berth_ms));
+        writeln!(text, "| {} / {} | {} | {stock} | {berth} | {:.2} | {:.1e} | {} |", c.gate, c.down, c.tokens, c.ratio, c.nmse, c.runs)?;
+    }
+    Ok(text)
+}
+
 /// Everything that was measured.
 struct Figures {
     best: String,
@@ -366,29 +403,8 @@ to T, k and `n_ff`. Threads help as far as they raise bandwidth or peak.
             writeln!(text, "| {what} | {value} | {} | {} | {ms} | {limit} {} | {share:.0} % |", p.tokens, p.distinct, &p.limit[..1])?;
         }
 
-        write!(
-            text,
-            "
-## Next to stock ggml
-
-In one process, in turns, on the same weights: the graph that llama.cpp builds (`MUL_MAT_ID`, `MUL_MAT_ID`, `SWIGLU`, `MUL_MAT_ID`, `MUL`,
-`ADD`) on the CPU backend of {package}, weights in a plain buffer (not repacked),
-`GGML_CPU_TILED_MM=1`; and `berth_moe_forward`. Medians; {threads} threads each; the layer above. `nmse` is the difference of the answers, both
-of which round activations to 8 bits.
-
-| gate, up / down | T | stock, ms | Berth, ms | stock / Berth | nmse | calls |
-|---|---|---|---|---|---|---|
-",
-            package = self.package
-        )?;
-        for c in &self.stock {
-            let (stock, berth) = (digits(c.stock_ms), digits(c.berth_ms));
-            writeln!(
-                text,
-                "| {} / {} | {} | {stock} | {berth} | {:.2} | {:.1e} | {} |",
-                c.gate, c.down, c.tokens, c.ratio, c.nmse, c.runs
-            )?;
-        }
+        text.push('\n');
+        text += &next_to_stock(&self.stock, &self.package, threads)?;
         Ok(text)
     }
 

@@ -15,6 +15,9 @@
 //! | 4096.. | the table, then anything |
 //! | 2 MiB.. | the data |
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 use serde::{Deserialize, Serialize};
 
 use super::model::Model;
@@ -31,6 +34,12 @@ pub const HEADER: usize = HUGE_PAGE;
 pub(super) const BLOCK: usize = 4096;
 
 const MAGIC: &[u8; 8] = b"BERTHARN";
+
+/// Whether a file begins as those of Berth do. Others are none of its business, whatever their names.
+pub(super) fn begins(file: &File) -> bool {
+    let mut bytes = [0; MAGIC.len()];
+    file.read_exact_at(&mut bytes, 0).is_ok() && bytes == *MAGIC
+}
 const MARK: &[u8; 8] = b"COMPLETE";
 
 /// One tensor.

@@ -53,7 +53,7 @@ pub struct Checked {
 }
 
 impl Store {
-    /// All files, and locks of processes that build or have ended.
+    /// All files that begin as Berth's do or cannot be read, and locks of processes that build or have ended.
     pub fn list(&self) -> Vec<Listed> {
         let mut all: Vec<Listed> = self.names().into_iter().filter_map(|name| self.look(name)).collect();
         let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.directory.fd().as_raw_fd())).into_iter().flatten().flatten();
@@ -75,6 +75,9 @@ impl Store {
     }
 
     fn look(&self, name: String) -> Option<Listed> {
+        if self.open_file(&name).is_ok_and(|file| !header::begins(&file)) {
+            return None;
+        }
         // Whether others use it, before it is held here.
         let free = self.open_file(&name).and_then(|f| lock(&f, libc::LOCK_EX)).unwrap_or(true);
         let c_name = CString::new(name.clone()).ok()?;

@@ -240,6 +240,9 @@ impl Store {
         for other in self.names().into_iter().filter(|n| n != name) {
             let Ok(file) = self.open_file(&other) else { continue };
             let Ok(meta) = file.metadata() else { continue };
+            if !header::begins(&file) {
+                continue;
+            }
             others.push((meta.accessed().unwrap_or(SystemTime::UNIX_EPOCH), other, meta.len(), file));
         }
         others.sort_by_key(|(used, ..)| *used);
@@ -262,6 +265,15 @@ impl Store {
             self.unlink(&other).map_err(|e| Refusal::new(Why::Io, format!("remove {other}: {e}")))?;
         }
         Ok(())
+    }
+
+    /// A file whose data are not those of its model loses its name, so that no later start finds it. Whoever uses it keeps it.
+    pub fn discard(&self, kept: &Kept) {
+        let Ok(_alone) = self.alone() else { return };
+        if self.open_file(&kept.name).is_ok_and(|file| same_file(&file, &kept.file)) {
+            // If it stays, later starts copy the model again, as this one does.
+            let _ = self.unlink(&kept.name);
+        }
     }
 
     /// Gives a file without a name this one; a file that has it loses it.

@@ -5,6 +5,7 @@
 use std::arch::x86_64::*;
 
 use crate::moe::acts::ActRow;
+use crate::moe::args::WeightRows;
 
 /// How far ahead of the blocks in work weights are prefetched, in bytes. A thread needs some 3 KiB in flight (30 GB/s for 100 ns), but asks
 /// for them in bursts; Q4_K, T = 1, one thread of a Zen 5: 23 GB/s at 2 KiB, 28 at 4, 32 at 8, 35 at 12 and 16, of 38 that a plain loop reads.
@@ -78,7 +79,7 @@ impl<'a> Coming<'a> {
     }
 }
 
-/// The next rows on their way to the second-level cache: `bytes` of them, a part with each of `steps` steps.
+/// The next rows on their way to the second-level cache, a part of them with each of `steps` steps. Rows with wide gaps are left to the processor.
 pub(in crate::moe::kernels) struct NextRows {
     ahead: Ahead,
     from: usize,
@@ -89,9 +90,12 @@ pub(in crate::moe::kernels) struct NextRows {
 }
 
 impl NextRows {
-    /// The rows from byte `from` of the stream on.
-    pub(in crate::moe::kernels) fn new(ahead: Ahead, from: usize, bytes: usize, steps: usize) -> Self {
-        NextRows { ahead, from, bytes, steps, step: 0, done: 0 }
+    /// As many rows as one tile has, behind this one, which begins with row `first`.
+    pub(in crate::moe::kernels) fn new(rows: &WeightRows<'_>, next: *const u8, [first, tile]: [usize; 2], steps: usize) -> Self {
+        let stride = rows.stride();
+        let close = rows.weights().row_bytes(rows.k()).is_some_and(|bytes| stride <= 2 * bytes);
+        let ahead = Ahead::new(rows.start(), rows.len() * stride, next);
+        NextRows { ahead, from: (first + tile) * stride, bytes: if close { tile * stride } else { 0 }, steps, step: 0, done: 0 }
     }
 
     /// The part of this step: where it begins, and its length in bytes.

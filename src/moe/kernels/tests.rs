@@ -243,6 +243,28 @@ fn nan_and_infinity_reach_every_product_of_their_token_and_no_other() {
 }
 
 #[test]
+fn rows_may_lie_far_apart_and_one_row_has_no_stride() {
+    let mut rng = Rng::new("far apart");
+    for kernels in all_kernels() {
+        for ty in WeightType::ALL {
+            let (k, row) = (512, ty.row_bytes(512).unwrap());
+            for (rows, stride) in [(1, usize::MAX), (1, 1 << 40), (2, 8 << 20), (35, 3 * row + 7)] {
+                let packed = weights(&mut rng, ty, k, rows);
+                let mut bytes = vec![0xa5; if rows == 1 { row } else { (rows - 1) * stride + row }];
+                for r in 0..rows {
+                    bytes[r * stride.min(1 << 30)..][..row].copy_from_slice(&packed[r * row..][..row]);
+                }
+                let x = rng.values(k * 16);
+                let near = Matrix::packed(&packed, ty, [k, rows, 1]).unwrap();
+                let far = Matrix::new(&bytes, ty, [k, rows, 1], [stride, usize::MAX]).unwrap();
+                let near = Case::new(kernels, near.slice(0, 0, rows), &x).mul(kernels);
+                assert_eq!(Case::new(kernels, far.slice(0, 0, rows), &x).mul(kernels), near, "{}", ty.name());
+            }
+        }
+    }
+}
+
+#[test]
 fn all_tiers_quantise_to_the_same_bits() {
     let (kernels, mut rng) = (all_kernels(), Rng::new("quantise"));
     for ty in WeightType::ALL {

@@ -12,7 +12,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::ahead::{Ahead, Coming, NextRows, prefetch2};
+use super::super::ahead::{Coming, NextRows, prefetch2};
 use super::super::{MOST_COLUMNS, Mul};
 use super::mem::*;
 use super::panels::{self, PAIRS, Pair, is_split};
@@ -275,7 +275,7 @@ blocks32! {
 /// All rows times all columns.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn many<B: Product>(m: &mut Mul<'_>) {
-    let (rows, k, stride) = (m.rows.len(), m.rows.k(), m.rows.stride());
+    let (rows, k) = (m.rows.len(), m.rows.k());
     let (columns, groups) = (m.columns.len(), m.columns.len().div_ceil(B::WIDEST));
     let mut acts: [&[B::Act]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
     for (acts, column) in acts.iter_mut().zip(m.columns) {
@@ -284,13 +284,12 @@ pub(super) fn many<B: Product>(m: &mut Mul<'_>) {
     let panels = panels::panels(m.panel);
     let tile = B::ROWS * PAIRS;
     let parts = k.div_ceil(256);
-    let ahead = Ahead::new(m.rows.start(), rows * stride, m.next);
     let mut coming = Coming::new(m.next_columns, rows.div_ceil(tile) * parts * groups);
     for first_row in (0..rows).step_by(tile) {
         // Lanes without a row repeat the last one; nobody reads their products.
         let row: [&[B]; TILE] = each(|r| m.rows.row::<B>((first_row + r).min(rows - 1)));
         let pairs = (rows - first_row).min(tile).div_ceil(B::ROWS);
-        let mut next_rows = NextRows::new(ahead, (first_row + tile) * stride, tile * stride, parts * groups);
+        let mut next_rows = NextRows::new(&m.rows, m.next, [first_row, tile], parts * groups);
         for part in 0..parts {
             let count = (k - 256 * part).min(256);
             let per_weight = B::TYPE.block_weights();

@@ -14,7 +14,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::ahead::{Ahead, Coming, NextRows, prefetch2};
+use super::super::ahead::{Coming, NextRows, prefetch2};
 use super::super::{MOST_COLUMNS, Mul};
 use super::mem::*;
 use super::panels::ToPanel;
@@ -280,7 +280,7 @@ fn group<B: Product, const N: usize>(panels: &Pair, columns: &[&[B::Act]], first
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[expect(private_bounds, reason = "the trait is the inside of this file")]
 pub(super) fn many<B: Product>(m: &mut Mul<'_>) {
-    let (rows, k, stride) = (m.rows.len(), m.rows.k(), m.rows.stride());
+    let (rows, k) = (m.rows.len(), m.rows.k());
     let (columns, groups) = (m.columns.len(), m.columns.len().div_ceil(WIDEST));
     let mut acts: [&[B::Act]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
     for (acts, column) in acts.iter_mut().zip(m.columns) {
@@ -289,14 +289,13 @@ pub(super) fn many<B: Product>(m: &mut Mul<'_>) {
     let panels = panels(m.panel);
     let per_panel = B::WEIGHTS / B::TYPE.block_weights();
     let parts = k.div_ceil(B::WEIGHTS);
-    let ahead = Ahead::new(m.rows.start(), rows * stride, m.next);
     let mut coming = Coming::new(m.next_columns, rows.div_ceil(TILE) * parts * groups);
     for first_row in (0..rows).step_by(TILE) {
         // Lanes without a row repeat the last one; nobody reads their products.
         let row: [&[B]; TILE] = each(|r| m.rows.row::<B>((first_row + r).min(rows - 1)));
         let pairs = (rows - first_row).min(TILE).div_ceil(ROWS);
         // While these rows are multiplied, the next come to the second-level cache, a part of them with each group of columns.
-        let mut next_rows = NextRows::new(ahead, (first_row + TILE) * stride, TILE * stride, parts * groups * pairs);
+        let mut next_rows = NextRows::new(&m.rows, m.next, [first_row, TILE], parts * groups * pairs);
         for part in 0..parts {
             let count = B::WEIGHTS.min(k - part * B::WEIGHTS);
             let blocks = part * per_panel..part * per_panel + count / B::TYPE.block_weights();
