@@ -230,7 +230,9 @@ pub(crate) fn command(host: &Host, model: &Path, library: &Path, threads: u32, t
             command.args(["--repack", if repack { "1" } else { "0" }]);
             command.env("GGML_CPU_TILED_MM", if tiled { "1" } else { "0" });
         }
-        Side::Berth | Side::BerthAvx2 | Side::Ik { .. } => {
+        // ik_llama.cpp has a program of its own.
+        Side::Ik { .. } => {}
+        Side::Berth | Side::BerthAvx2 => {
             command.env("GGML_BACKEND_PATH", library).args(["-ot", "exps=CPU_MMAP"]);
             if side == Side::BerthAvx2 {
                 command.env("BERTH_ISA", "avx2");
@@ -318,7 +320,7 @@ fn limit(bytes: f64, read: &[f64], speeds: &Speeds) -> String {
 
 fn document(args: &Args, host: &Host, tables: &str) -> String {
     format!(
-        "# Speed in stock llama-bench\n\nWritten by `cargo xtask speed --layers {} --formats {} --rounds {} --threads {}`. {}, llama-bench of {} (ggml {}), models with the experts of \
+        "# Speed in stock llama-bench\n\nWritten by `cargo xtask speed --layers {} --formats {} --rounds {} --threads {}{}`. {}, llama-bench of {} (ggml {}), models with the experts of \
          Qwen3-30B-A3B (2048 x 768, 128 experts, 8 used) in {} blocks, random weights, everything in the page cache. Berth is the stock program with \
          `GGML_BACKEND_PATH` and `-ot exps=CPU_MMAP`. Stock is the fastest of its four settings (repacked weights or not, `GGML_CPU_TILED_MM` 0 or 1). Medians of {} \
          alternating runs, least and most in brackets.{}\n\n{}",
@@ -326,6 +328,7 @@ fn document(args: &Args, host: &Host, tables: &str) -> String {
         args.formats.join(","),
         args.rounds,
         args.threads,
+        if args.ik.is_some() { " --ik" } else { "" },
         figures::cpu(),
         host.package,
         host.ggml_version,
