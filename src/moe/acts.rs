@@ -25,8 +25,8 @@ pub struct Line(pub [u8; 64]);
 pub struct Act256 {
     /// Codes in -127..=127.
     pub q: [i8; 256],
-    /// For [`Fold::SuperOffset`]: `-offset * sum` per group, as i32. For [`Fold::SuperMin`]: the sum per group, as f32 bits.
-    pub fold: [u32; 16],
+    /// For [`Fold::SuperOffset`]: `-offset * sum` per group.
+    pub fold: [i32; 16],
     /// Sums of 16 codes.
     pub sum16: [i16; 16],
     /// Sums of 32 codes.
@@ -266,21 +266,9 @@ fn fill_256(x: &[f32; 256], fold: Fold, out: &mut Act256) {
         *sum32 = pair[0] + pair[1];
     }
     out.fold = [0; 16];
-    match fold {
-        Fold::SuperOffset { offset, .. } => {
-            for (fold, sum) in out.fold.iter_mut().zip(out.sum16) {
-                *fold = (-offset * i32::from(sum)) as u32;
-            }
-        }
-        Fold::SuperMin { group: 16 } => {
-            for (fold, sum) in out.fold.iter_mut().zip(out.sum16) {
-                *fold = f32::from(sum).to_bits();
-            }
-        }
-        _ => {
-            for (fold, sum) in out.fold.iter_mut().zip(out.sum32) {
-                *fold = f32::from(sum).to_bits();
-            }
+    if let Fold::SuperOffset { offset, .. } = fold {
+        for (fold, sum) in out.fold.iter_mut().zip(out.sum16) {
+            *fold = -offset * i32::from(sum);
         }
     }
     out.pad = [0; 3];
@@ -363,7 +351,7 @@ mod tests {
             assert!(block.q.iter().zip(x).all(|(q, x)| (f32::from(*q) * block.d - x).abs() <= 0.5001 * block.d));
             for g in 0..16 {
                 let sum: i32 = block.q[16 * g..][..16].iter().map(|q| i32::from(*q)).sum();
-                assert_eq!((i32::from(block.sum16[g]), block.fold[g] as i32), (sum, -32 * sum));
+                assert_eq!((i32::from(block.sum16[g]), block.fold[g]), (sum, -32 * sum));
             }
         }
         let lines = quantised(&x, WeightType::Q8_0);

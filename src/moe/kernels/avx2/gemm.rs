@@ -1,6 +1,6 @@
 //! AVX2: many columns.
 //!
-//! Owns: the products of a pair of panels with one to three columns, and the loop over rows, panels and groups of columns. Must not know: how
+//! Owns: the products of a pair of panels with one to four columns, and the loop over rows, panels and groups of columns. Must not know: how
 //! a format is decoded.
 //!
 //! As with AVX-512, weights are in lanes, one row each, and four activations are broadcast from memory. There is no `vpdpbusd`: `vpmaddubsw`

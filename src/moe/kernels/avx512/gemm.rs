@@ -128,7 +128,7 @@ fn multiply_256<const N: usize, const GROUP: usize, const MIN: bool>(panels: &Pa
         out.fetch_part(g, 256 / GROUP);
         let mut sums = [[_mm512_setzero_si512(); 2]; N];
         if !MIN {
-            sums = each(|n| [_mm512_set1_epi32(acts[n].fold[g] as i32); 2]);
+            sums = each(|n| [_mm512_set1_epi32(acts[n].fold[g]); 2]);
         }
         dot(panels, each(|n| &acts[n].q), g * (GROUP / 4), GROUP / 4, &mut sums);
         for p in 0..2 {
