@@ -224,6 +224,50 @@ static void ids_that_are_no_experts(void) {
     block_free(b);
 }
 
+/* The host's allocator gives the memory of an operand that no later node reads to the result: operands are read before anything is written. */
+static void results_in_the_memory_of_an_operand(void) {
+    const enum ggml_type types[] = {GGML_TYPE_Q4_K, GGML_TYPE_Q4_0, GGML_TYPE_F16, GGML_TYPE_F32};
+    const int64_t tokens[] = {1, 3, 40, 130};
+    ggml_backend_t backend = backend_new();
+    for (size_t i = 0; i < 16; i++) {
+        struct block b = block_new(ggml_backend_dev_buffer_type(device), types[i % 4], tokens[i / 4], 50 + i);
+        const size_t size = ggml_nbytes(b.sum), row = (size_t)D * sizeof(float), moved = size + 4 * row;
+        char *memory = aligned_alloc(64, moved);
+        void *want = malloc(size), *ids = malloc(ggml_nbytes(b.ids)), *routing = malloc(ggml_nbytes(b.routing)), *x = malloc(size);
+        must(memory != NULL && want != NULL && ids != NULL && routing != NULL && x != NULL, "no memory");
+        set_threads(backend, 1 + (int)i % 3);
+        check(ggml_backend_graph_compute(backend, b.graph) == GGML_STATUS_SUCCESS, "a result elsewhere");
+        memcpy(want, b.sum->data, size);
+        memcpy(x, b.x->data, size);
+        memcpy(ids, b.ids->data, ggml_nbytes(b.ids));
+        memcpy(routing, b.routing->data, ggml_nbytes(b.routing));
+        struct ggml_tensor *const operands[] = {b.x, b.ids, b.routing};
+        const void *const bytes[] = {x, ids, routing};
+        void *const own = b.sum->data;
+        /* Exactly there, and a row or two away from there, either way. */
+        for (size_t o = 0; o < 3; o++) {
+            void *const kept = operands[o]->data;
+            for (size_t at = 0; at <= 4; at++) {
+                operands[o]->data = memory + 2 * row;
+                b.sum->data = memory + at * row;
+                memset(memory, 0x55, moved);
+                memcpy(operands[o]->data, bytes[o], ggml_nbytes(operands[o]));
+                check(ggml_backend_graph_compute(backend, b.graph) == GGML_STATUS_SUCCESS, "a result in the memory of an operand");
+                check(memcmp(b.sum->data, want, size) == 0, "a result in the memory of an operand is the one elsewhere");
+            }
+            operands[o]->data = kept;
+        }
+        b.sum->data = own;
+        free(x);
+        free(routing);
+        free(ids);
+        free(want);
+        free(memory);
+        block_free(b);
+    }
+    ggml_backend_free(backend);
+}
+
 static bool stop(void *asked) {
     return ++*(int *)asked > 0;
 }
@@ -372,6 +416,7 @@ int main(int argc, char **argv) {
     must(device != NULL, "no device BERTH");
     right_on_any_number_of_threads();
     ids_that_are_no_experts();
+    results_in_the_memory_of_an_operand();
     told_to_stop();
     graphs_that_cannot_be_computed();
     backends_on_threads_of_their_own();

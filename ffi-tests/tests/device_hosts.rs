@@ -197,6 +197,38 @@ fn next_to_a_gpu_experts_are_one_operation_if_the_rule_names_all_that_belongs_to
     }
 }
 
+/// The host sends large products to a GPU only if they are its CPU's: from the threshold on Berth declines them, where there is a GPU.
+#[test]
+fn products_of_many_tokens_are_left_to_the_host_if_there_is_a_gpu() {
+    let Some(host) = hosts::require(HOST) else { return };
+    let Some(model) = skip::available("the language model", models::smollm_moe()) else { return };
+    let remote = Remote::start(&host);
+    let run = |gpu: bool, threshold: Option<(&str, &str)>| {
+        let scratch = Scratch::new();
+        // A prompt of more than four tokens and less than 32.
+        let mut options = with_berth(Options { tokens: 8, ..Options::default() }, &scratch).arg(&["-ngl", if gpu { "99" } else { "0" }]);
+        if gpu {
+            options = options.arg(&["--rpc", &remote.address]);
+        }
+        if let Some((name, value)) = threshold {
+            options = options.env(name, value);
+        }
+        let made = until_whole(
+            || greedy_text(&host, &model, &options).unwrap_or_else(|e| panic!("{e:#}")),
+            |made| agree(&made.text, &made.text, 5),
+        );
+        assert!(made.text.trim_start().starts_with("Paris"), "{:?}", made.text);
+        blocks(&scratch).fused
+    };
+    let whole = run(true, None);
+    let (own, of_host) = ("BERTH_OFFLOAD_MIN_BATCH", "GGML_OP_OFFLOAD_MIN_BATCH");
+    let without_prompt = run(true, Some((own, "4")));
+    assert!(0 < without_prompt && without_prompt < whole, "{without_prompt} blocks of {whole}");
+    assert_eq!(run(true, Some((of_host, "4"))), without_prompt, "the host's own setting");
+    assert_eq!(run(true, Some((own, "1"))), 0, "single tokens too");
+    assert_eq!(run(false, Some((own, "4"))), whole, "without a GPU there is no limit");
+}
+
 /// A ggml without the function that tells what is used elsewhere: the test hides it.
 #[test]
 fn a_host_that_cannot_tell_what_is_used_elsewhere_is_computed_node_by_node() {
