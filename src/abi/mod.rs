@@ -6,6 +6,7 @@
 
 mod check;
 mod context;
+mod cpu;
 mod guard;
 mod host;
 mod symbols;
@@ -14,6 +15,7 @@ mod vtables;
 
 pub use check::Ops;
 pub use context::{borrow, from_foreign, into_foreign};
+pub use cpu::Cpu;
 pub use guard::guard;
 pub use host::{Host, Layout, OLDEST, Version};
 pub use symbols::{Api, CanFuseSubgraph, GompParallel, Library, open_library, stay_loaded};

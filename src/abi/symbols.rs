@@ -177,7 +177,7 @@ pub type GompParallel = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), 
 
 /// A function of a library of this ggml other than its base: that of the first loaded object from which both can be seen. `ggml` is the
 /// address of the base's landmark, which tells two ggml in one process apart.
-fn of_ggml(ggml: *const c_void, landmark: &CStr, name: &CStr) -> Option<*mut c_void> {
+pub(super) fn of_ggml(ggml: *const c_void, landmark: &CStr, name: &CStr) -> Option<*mut c_void> {
     let objects = loaded_objects().into_iter().filter_map(|file| Object::open(&file)).chain(Object::open_global());
     objects
         .filter(|o| o.symbol(LANDMARK).is_some_and(|base| std::ptr::eq(base, ggml)) && o.symbol(landmark).is_some())

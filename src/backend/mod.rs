@@ -10,6 +10,7 @@ mod elementwise;
 mod fuse;
 mod node;
 mod registry;
+mod rest;
 mod run;
 mod stream;
 mod team;

@@ -23,6 +23,16 @@ impl<'a> Node<'a> {
         std::ptr::eq(self.0, other.0)
     }
 
+    /// As the host's own functions want it.
+    pub(super) fn raw(self) -> *mut ggml_tensor {
+        std::ptr::from_ref(self.0).cast_mut()
+    }
+
+    /// The number of its type.
+    pub(super) fn ty(self) -> i32 {
+        self.0.type_
+    }
+
     pub(super) fn op(self) -> i32 {
         self.0.op
     }
@@ -30,6 +40,12 @@ impl<'a> Node<'a> {
     pub(super) fn src(self, i: usize) -> Option<Node<'a>> {
         // SAFETY: operands of a live tensor are live.
         unsafe { Node::new(self.0.src[i]) }
+    }
+
+    /// All that it reads.
+    pub(super) fn operands(self) -> impl Iterator<Item = Node<'a>> {
+        // SAFETY: likewise.
+        self.0.src.iter().filter_map(|src| unsafe { Node::new(*src) })
     }
 
     /// What this is a view of.
@@ -57,6 +73,11 @@ impl<'a> Node<'a> {
 
     pub(super) fn shape(self) -> [usize; 4] {
         [self.ne(0), self.ne(1), self.ne(2), self.ne(3)]
+    }
+
+    /// The shape, if no size is negative.
+    pub(super) fn sizes(self) -> Option<[usize; 4]> {
+        self.0.ne.iter().all(|n| *n >= 0).then(|| self.shape())
     }
 
     /// Stride of a dimension, in bytes.

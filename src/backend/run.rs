@@ -27,6 +27,19 @@ pub(super) struct Engine {
     workspace: Vec<Line>,
 }
 
+/// How far a graph was computed.
+pub(super) enum Step {
+    /// To its end, or to where the host said stop: a `GGML_STATUS_*`.
+    Done(c_int),
+    /// Up to an operation that cannot be computed. Nothing of it has been written.
+    Stopped {
+        /// Its number.
+        at: usize,
+        /// Why, with its name.
+        error: Error,
+    },
+}
+
 // SAFETY: the pointer is only handed back to the function it came with, which the host calls from any thread too.
 unsafe impl Send for Engine {}
 
@@ -40,15 +53,12 @@ impl Engine {
         Engine { kernels, abort: None, workspace: Vec::new() }
     }
 
-    /// Computes all nodes.
-    ///
-    /// # Errors
-    /// The first operation that cannot be computed, by name.
+    /// Computes the nodes from `first` on, as far as that goes.
     ///
     /// # Safety
     /// All tensors of the graph have memory, as their shapes and strides say, and nobody else uses what is written.
-    pub(super) unsafe fn compute(&mut self, graph: &Graph<'_>, team: &dyn ParallelFor) -> Result<c_int> {
-        let mut i = 0;
+    pub(super) unsafe fn compute(&mut self, graph: &Graph<'_>, first: usize, team: &dyn ParallelFor) -> Step {
+        let mut i = first;
         // Ids of the block that is being computed node by node: its other products are no blocks of their own.
         let mut apart: Option<Node<'_>> = None;
         while let Some(node) = graph.nodes.get(i).copied() {
@@ -58,13 +68,15 @@ impl Engine {
             }
             // SAFETY: the host's function and the value it came with.
             if self.abort.is_some_and(|(abort, data)| unsafe { abort(data) }) {
-                return Ok(GGML_STATUS_ABORTED);
+                return Step::Done(GGML_STATUS_ABORTED);
             }
             if node.op() == graph.host.ops.mul_mat_id {
                 match graph.block_at(i) {
                     Ok(block) => {
                         // SAFETY: the caller vouches for the tensors.
-                        unsafe { self.block(&block, team) }.map_err(|e| named(block.out, &e))?;
+                        if let Err(error) = unsafe { self.block(&block, team) } {
+                            return Step::Stopped { at: i, error: named(block.out, &error) };
+                        }
                         blocks::fused(self.kernels.isa().tier().name());
                         apart = None;
                         i = block.nodes[1] + 1;
@@ -80,10 +92,12 @@ impl Engine {
                 }
             }
             // SAFETY: the caller vouches for the tensors.
-            unsafe { self.single(graph.host, node, team) }.map_err(|e| named(node, &e))?;
+            if let Err(error) = unsafe { self.single(graph.host, node, team) } {
+                return Step::Stopped { at: i, error: named(node, &error) };
+            }
             i += 1;
         }
-        Ok(GGML_STATUS_SUCCESS)
+        Step::Done(GGML_STATUS_SUCCESS)
     }
 
     /// At least this many bytes.

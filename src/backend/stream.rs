@@ -7,14 +7,17 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use super::claim::Claims;
 use super::fuse::Graph;
 use super::node::Node;
-use super::run::{Abort, Engine};
+use super::rest::Rest;
+use super::run::{Abort, Engine, Step};
 use super::team::Team;
 use super::{Instance, Kind};
 use crate::abi::*;
+use crate::config::{self, Config};
 use crate::error::Result;
-use crate::{config, log, moe};
+use crate::{log, moe};
 
 /// `GGML_MAX_N_THREADS`: more, the host itself does not take.
 const MOST_THREADS: usize = 512;
@@ -61,8 +64,7 @@ const V2: ggml_backend_i_v2 = ggml_backend_i_v2 {
 /// What a backend's context is.
 struct Stream {
     instance: &'static Instance,
-    /// Whether its device computes at all: one does, unless it is switched off.
-    computes: bool,
+    config: &'static Config,
     /// 0 until the host sets it.
     threads: AtomicUsize,
     running: Mutex<Running>,
@@ -72,6 +74,7 @@ struct Stream {
 struct Running {
     team: Team,
     engine: Engine,
+    rest: Rest,
 }
 
 /// A new backend of a device. The host ends it through `free`.
@@ -82,9 +85,9 @@ pub(super) fn new(instance: &'static Instance, device: *mut ggml_backend_device)
     fn boxed<I>(iface: I, context: *mut c_void, device: *mut ggml_backend_device) -> *mut ggml_backend {
         Box::into_raw(Box::new(ggml_backend_of { guid: &raw const GUID, iface, device, context })).cast()
     }
-    let running = Mutex::new(Running { team: Team::new(), engine: Engine::new(moe::table(moe::isa::detect()?)) });
-    let computes = instance.kind_of(device) == Some(Kind::CpuMmap) && config::get()?.fuse;
-    let context = into_foreign(Stream { instance, computes, threads: AtomicUsize::new(0), running });
+    let engine = Engine::new(moe::table(moe::isa::detect()?));
+    let running = Mutex::new(Running { team: Team::new(), engine, rest: Rest::default() });
+    let context = into_foreign(Stream { instance, config: config::get()?, threads: AtomicUsize::new(0), running });
     Ok(match instance.host.layout {
         Layout::V1 => boxed(V1, context, device),
         Layout::V2 | Layout::V3 => boxed(V2, context, device),
@@ -131,19 +134,9 @@ unsafe extern "C" fn graph_compute<I>(backend: *mut ggml_backend, graph: *mut gg
         if nodes.is_empty() {
             return GGML_STATUS_SUCCESS;
         }
-        if !stream.computes {
-            // `supports_op` claims nothing, so no scheduler gets here; a caller that insists is told so.
-            log::error!("a graph of {} nodes was sent to a device that computes nothing", nodes.len());
-            return GGML_STATUS_FAILED;
-        }
-        let mut running = stream.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let Running { team, engine } = &mut *running;
         let graph = Graph { nodes, raw: graph, host: &stream.instance.host };
-        let result = team.prepare(stream.threads(), stream.instance.gomp()).and_then(|()| {
-            // SAFETY: the host has allocated the tensors of a graph that it wants computed, and leaves them alone meanwhile.
-            team.gather(|threads| unsafe { engine.compute(&graph, threads) })
-        });
-        result.unwrap_or_else(|error| {
+        // SAFETY: the host has allocated the tensors of a graph that it wants computed, and leaves them alone meanwhile.
+        unsafe { stream.compute(&graph) }.unwrap_or_else(|error| {
             log::error!("{error}");
             GGML_STATUS_FAILED
         })
@@ -151,6 +144,43 @@ unsafe extern "C" fn graph_compute<I>(backend: *mut ggml_backend, graph: *mut gg
 }
 
 impl Stream {
+    /// Computes a graph: what is claimed on the kernels here, in one call of the team for each part, and what is not on the host's CPU backend.
+    ///
+    /// # Safety
+    /// All tensors of the graph are live, and nobody else uses what is written.
+    unsafe fn compute(&self, graph: &Graph<'_>) -> Result<c_int> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let Running { team, engine, rest } = &mut *running;
+        let claims = Claims::new(self.instance, self.config);
+        let threads = self.threads();
+        team.prepare(threads, self.instance.gomp())?;
+        let mut next = 0;
+        loop {
+            let stopped = if self.config.fuse {
+                // SAFETY: the caller vouches for the tensors.
+                match team.gather(|threads| Ok(unsafe { engine.compute(graph, next, threads) }))? {
+                    Step::Done(status) => return Ok(status),
+                    Step::Stopped { at, error } => Some((at, error)),
+                }
+            } else {
+                None
+            };
+            if let Some((at, error)) = stopped {
+                // What was claimed and is broken stays an error.
+                if graph.nodes.get(at).is_none_or(|node| claims.supports(*node)) {
+                    return Err(error);
+                }
+                next = at;
+            }
+            // SAFETY: likewise.
+            match unsafe { rest.compute(graph, next, |node| claims.supports(node), threads) }? {
+                Ok(after) if after < graph.nodes.len() => next = after,
+                Ok(_) => return Ok(GGML_STATUS_SUCCESS),
+                Err(status) => return Ok(status),
+            }
+        }
+    }
+
     /// As many as the host said, or else one for every processor.
     fn threads(&self) -> usize {
         match self.threads.load(Ordering::Relaxed) {

@@ -52,10 +52,13 @@ struct Count {
 pub(super) struct Blocks {
     fused: u64,
     node_by_node: u64,
+    /// Operations of graphs that Berth never claimed, computed by the host's CPU backend.
+    unclaimed: u64,
     reasons: Vec<Count>,
 }
 
 static FUSED: AtomicU64 = AtomicU64::new(0);
+static UNCLAIMED: AtomicU64 = AtomicU64::new(0);
 static NODE_BY_NODE: Mutex<Vec<Count>> = Mutex::new(Vec::new());
 
 fn counts() -> std::sync::MutexGuard<'static, Vec<Count>> {
@@ -89,10 +92,25 @@ pub fn node_by_node(reason: NodeByNode, first: impl FnOnce() -> String) {
     super::changed();
 }
 
+/// Counts operations that were sent without having been claimed, and says so for the first.
+pub fn unclaimed(nodes: u64) {
+    if UNCLAIMED.fetch_add(nodes, Ordering::Relaxed) == 0 {
+        log::warning!(
+            "BERTH: was sent operations that it never claimed, as an RPC server does; llama.cpp's CPU backend computes them in the same memory"
+        );
+        super::changed();
+    }
+}
+
 /// The counts so far.
 pub(super) fn so_far() -> Blocks {
     let reasons = counts().clone();
-    Blocks { fused: FUSED.load(Ordering::Relaxed), node_by_node: reasons.iter().map(|c| c.blocks).sum(), reasons }
+    Blocks {
+        fused: FUSED.load(Ordering::Relaxed),
+        node_by_node: reasons.iter().map(|c| c.blocks).sum(),
+        unclaimed: UNCLAIMED.load(Ordering::Relaxed),
+        reasons,
+    }
 }
 
 #[cfg(test)]
