@@ -64,6 +64,8 @@ pub struct Blocks {
     pub fused: u64,
     /// Node by node.
     pub node_by_node: u64,
+    /// Operations that Berth never claimed, computed by the host's CPU backend.
+    pub unclaimed: u64,
     /// Why, for each reason.
     pub reasons: Vec<NodeByNode>,
 }

@@ -28,6 +28,7 @@ pub const TOOLS: &[Tool] = &[
     Tool { name: "clang", other_names: &[], apt: "clang", needed_for: "the C examples with a second compiler", apart: false },
     Tool { name: "make", other_names: &["gmake"], apt: "make", needed_for: "the C examples", apart: false },
     Tool { name: "setpriv", other_names: &[], apt: "util-linux", needed_for: "tests that give up rights, limits or mounts", apart: false },
+    Tool { name: "ip", other_names: &[], apt: "iproute2", needed_for: "two hosts on one machine", apart: false },
     Tool { name: "cmake", other_names: &[], apt: "cmake", needed_for: "host builds", apart: false },
     Tool { name: "ninja", other_names: &["ninja-build"], apt: "ninja-build", needed_for: "host builds", apart: false },
     Tool { name: "npm", other_names: &[], apt: "npm", needed_for: "the node-llama-cpp hosts", apart: false },

@@ -8,14 +8,15 @@
 mod device;
 #[path = "support/preload.rs"]
 mod preload;
+#[path = "support/remote.rs"]
+mod remote;
 #[path = "support/scratch.rs"]
 mod scratch;
 #[path = "support/servers.rs"]
 mod servers;
 
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
 
 use device::{RULE, blocks, floats, with_berth};
 use ffi_tests::gguf::{Gguf, Type, Value, Writer};
@@ -23,6 +24,7 @@ use ffi_tests::hosts::{self, Host};
 use ffi_tests::report::Blocks;
 use ffi_tests::run::{Options, Server, agree, greedy_text, until_whole};
 use ffi_tests::{models, skip};
+use remote::Remote;
 use scratch::Scratch;
 use serde_json::{Value as Json, json};
 use servers::{assert_fused, compare, four_clients, sampled};
@@ -139,37 +141,10 @@ fn an_adapter_of_experts_runs_node_by_node_and_the_text_is_the_same() {
     assert!(blocks.fused == 0 && blocks.reasons.iter().any(|r| ["unknown_chain", "graph_cut"].contains(&r.reason.as_str())), "{blocks:?}");
 }
 
-/// A server that plays a GPU for other processes; ended when dropped.
-struct Remote {
-    child: std::process::Child,
-    address: String,
-}
-
-impl Remote {
-    fn start(host: &Host) -> Remote {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
-        let mut command = host.command("ggml-rpc-server");
-        command.args(["-H", "127.0.0.1", "-p", &port.to_string(), "-d", "CPU", "-t", "1"]).env("OMP_WAIT_POLICY", "passive");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let remote = Remote { child: command.spawn().expect("ggml-rpc-server starts"), address: format!("127.0.0.1:{port}") };
-        let ready = || std::net::TcpStream::connect(&remote.address).is_ok();
-        assert!(
-            (0..200).any(|_| ready() || {
-                std::thread::sleep(Duration::from_millis(50));
-                false
-            }),
-            "the server is not ready"
-        );
-        remote
-    }
-}
-
-impl Drop for Remote {
-    fn drop(&mut self) {
-        // It may have ended by itself: then there is nothing to kill.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A server on this machine that plays a GPU.
+fn gpu(host: &Host) -> Remote {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+    Remote::start(host, "CPU", ("127.0.0.1", port), |command| command, || TcpStream::connect(("127.0.0.1", port)).is_ok())
 }
 
 /// Biases follow the layer to the GPU if the rule does not name them: what they are added to is copied there and back, and the block is cut.
@@ -177,9 +152,9 @@ impl Drop for Remote {
 fn next_to_a_gpu_experts_are_one_operation_if_the_rule_names_all_that_belongs_to_them() {
     let Some(host) = hosts::require(HOST) else { return };
     let Some(model) = skip::available("gpt-oss", models::of_architecture(&host, "gpt-oss")) else { return };
-    let remote = Remote::start(&host);
+    let remote = gpu(&host);
     let generate = |options: Options| {
-        let options = options.arg(&["--rpc", &remote.address, "-ngl", "99", "--temp", "1", "--seed", "3"]);
+        let options = options.arg(&["--rpc", remote.address(), "-ngl", "99", "--temp", "1", "--seed", "3"]);
         let run = || greedy_text(&host, &model, &options).unwrap_or_else(|e| panic!("{e:#}")).text;
         until_whole(run, |text| agree(text, text, 24))
     };
@@ -202,13 +177,13 @@ fn next_to_a_gpu_experts_are_one_operation_if_the_rule_names_all_that_belongs_to
 fn products_of_many_tokens_are_left_to_the_host_if_there_is_a_gpu() {
     let Some(host) = hosts::require(HOST) else { return };
     let Some(model) = skip::available("the language model", models::smollm_moe()) else { return };
-    let remote = Remote::start(&host);
+    let remote = gpu(&host);
     let run = |gpu: bool, threshold: Option<(&str, &str)>| {
         let scratch = Scratch::new();
         // A prompt of more than four tokens and less than 32.
         let mut options = with_berth(Options { tokens: 8, ..Options::default() }, &scratch).arg(&["-ngl", if gpu { "99" } else { "0" }]);
         if gpu {
-            options = options.arg(&["--rpc", &remote.address]);
+            options = options.arg(&["--rpc", remote.address()]);
         }
         if let Some((name, value)) = threshold {
             options = options.env(name, value);

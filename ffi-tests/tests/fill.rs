@@ -5,6 +5,8 @@
 mod cgroup;
 #[path = "support/scratch.rs"]
 mod scratch;
+#[path = "support/wrap.rs"]
+mod wrap;
 
 use std::fs;
 use std::path::{Path, PathBuf};

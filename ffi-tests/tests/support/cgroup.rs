@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::wrap::wrap;
+
 /// A group with a limit, removed at the end. Its programs must have ended by then.
 pub(crate) struct Cgroup(PathBuf);
 
@@ -29,16 +31,8 @@ impl Cgroup {
 
     /// The command, to be run in the group.
     pub(crate) fn wrap(&self, command: Command) -> Command {
-        let mut wrapped = Command::new("sh");
-        wrapped.args(["-c", "echo 0 > \"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs"));
-        wrapped.arg(command.get_program()).args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => wrapped.env(name, value),
-                None => wrapped.env_remove(name),
-            };
-        }
-        wrapped
+        let processes = self.0.join("cgroup.procs").display().to_string();
+        wrap(&command, "sh", &["-c", "echo 0 > \"$0\" && exec \"$@\"", &processes])
     }
 
     /// Most bytes that were used at once.
