@@ -349,9 +349,34 @@ static void graphs_that_cannot_be_computed(void) {
     ggml_build_forward_expand(foreign, soft);
     ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_dev_buffer_type(device));
     must(buffer != NULL, "no buffer");
+    fill(x, 0);
     mark(soft);
     check(!ggml_backend_dev_supports_op(device, soft), "what is no expert's is not claimed");
-    check(ggml_backend_graph_compute(backend, foreign) == GGML_STATUS_FAILED && is_marked(soft), "and not computed");
+    if (cpu == NULL) {
+        check(ggml_backend_graph_compute(backend, foreign) == GGML_STATUS_FAILED && is_marked(soft), "and not computed without a CPU backend");
+    } else {
+        /* An RPC server sends what it was never told that it could send. */
+        float want[128];
+        must(ggml_backend_graph_compute(cpu, foreign) == GGML_STATUS_SUCCESS, "the CPU computes");
+        memcpy(want, soft->data, sizeof(want));
+        mark(soft);
+        check(ggml_backend_graph_compute(backend, foreign) == GGML_STATUS_SUCCESS, "and computed by the CPU backend");
+        check(memcmp(soft->data, want, sizeof(want)) == 0, "as it computes");
+        void *const kept = x->data;
+        mark(soft);
+        x->data = NULL;
+        check(ggml_backend_graph_compute(backend, foreign) == GGML_STATUS_FAILED && is_marked(soft), "what is broken does not get there");
+        x->data = (char *)kept + ggml_backend_buffer_get_size(buffer);
+        check(ggml_backend_graph_compute(backend, foreign) == GGML_STATUS_FAILED && is_marked(soft), "nor what lies beyond its buffer");
+        x->data = kept;
+        x->nb[1] = SIZE_MAX;
+        check(ggml_backend_graph_compute(backend, foreign) == GGML_STATUS_FAILED && is_marked(soft), "nor a step that wraps");
+        x->nb[1] = 64 * sizeof(float);
+        x->type = (enum ggml_type)40000;
+        check(ggml_backend_graph_compute(backend, foreign) == GGML_STATUS_FAILED && is_marked(soft), "nor a type that is none");
+        x->type = GGML_TYPE_F32;
+        check(ggml_backend_graph_compute(backend, foreign) == GGML_STATUS_SUCCESS, "the next graph is computed");
+    }
     ggml_backend_buffer_free(buffer);
     ggml_free(ctx);
     ggml_backend_free(backend);
