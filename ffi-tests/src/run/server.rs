@@ -118,6 +118,11 @@ impl Server {
         std::fs::read(self.log.path()).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
     }
 
+    /// Where it listens, for a connection of one's own.
+    pub fn socket(&self) -> &str {
+        self.address.trim_start_matches("http://")
+    }
+
     /// The process, for a look into `/proc`.
     pub fn pid(&self) -> u32 {
         self.child.id()
