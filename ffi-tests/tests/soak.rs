@@ -108,8 +108,9 @@ fn a_server_that_many_clients_ask_and_some_leave_answers_the_same_and_does_not_g
     let scratch = Scratch::new();
     let report = scratch.path().join("report.json");
     let library = berth_lib().unwrap_or_else(|e| panic!("{e:#}"));
-    let options = Options { context: 4096, ..Options::default() }.with_berth(&library, "exps=CPU_MMAP").arg(&["-np", "4", "-kvu"]);
-    let options = options.env("BERTH_REPORT", report.display().to_string());
+    let options = Options { context: 4096, ..Options::default() }.with_berth(&library, "exps=ARENA").arg(&["-np", "4", "-kvu"]);
+    let options =
+        options.env("BERTH_ARENA_DIR", scratch.dir("arena").display().to_string()).env("BERTH_REPORT", report.display().to_string());
     let server = Server::start(&host, &model, &options).unwrap_or_else(|e| panic!("{e:#}"));
     // The first round fills what the server keeps: its slots, its cache of prompts, the allocator's pools of each thread.
     let mut gone = storm(&server, REQUESTS / 4);
