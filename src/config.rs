@@ -4,7 +4,7 @@
 //! what is allowed; nothing falls back to a default silently. Must not know: ggml, who uses a setting.
 
 use std::ffi::{CStr, OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::error::{Error, Result, Status};
@@ -20,7 +20,7 @@ pub const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_P
 const OFFLOAD_MIN_BATCH: u32 = 32;
 
 /// Every variable that Berth reads. All but `BERTH_ISA` are settings below.
-pub const VARIABLES: [&str; 11] = [
+pub const VARIABLES: [&str; 12] = [
     "BERTH_ARENA_DIR",
     "BERTH_ARENA_LIMIT",
     "BERTH_ARENA_PERSIST",
@@ -29,6 +29,7 @@ pub const VARIABLES: [&str; 11] = [
     "BERTH_FUSE",
     "BERTH_ISA",
     "BERTH_LOG",
+    "BERTH_NUMA",
     "BERTH_OFFLOAD_MIN_BATCH",
     "BERTH_REPORT",
     "BERTH_STRICT",
@@ -52,6 +53,17 @@ pub enum Fill {
     Copy,
 }
 
+/// Where memory should lie on a machine with several NUMA nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numa {
+    /// From all nodes in turn.
+    Interleave,
+    /// On one node, as long as it has any.
+    Bind(u32),
+    /// On the node of whoever first touches it.
+    Local,
+}
+
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -67,6 +79,8 @@ pub struct Config {
     pub fill: Fill,
     /// `BERTH_LOG`: the least severe message that is passed on. Default: `info`.
     pub log: Option<Level>,
+    /// `BERTH_NUMA`: where memory of Berth's should lie. Default: nothing is asked of the kernel.
+    pub numa: Option<Numa>,
     /// `BERTH_STRICT`: a fallback is an error. Default: off.
     pub strict: bool,
     /// `BERTH_FUSE`: experts that lie in a Berth buffer type are computed by Berth. Default: on; off is placement only.
@@ -90,6 +104,7 @@ impl Default for Config {
             arena_persist: false,
             fill: Fill::Auto,
             log: Some(Level::Info),
+            numa: None,
             strict: false,
             fuse: true,
             auto: false,
@@ -105,7 +120,11 @@ impl Default for Config {
 /// [`Status::Config`] if any variable has a bad value; the same error on every call.
 pub fn get() -> Result<&'static Config> {
     static CONFIG: OnceLock<Result<Config>> = OnceLock::new();
-    let read = || Config::from_lookup(|name| std::env::var_os(name)).inspect(|config| log::set_threshold(config.log));
+    let read = || {
+        let config = Config::from_lookup(|name| std::env::var_os(name)).inspect(|config| log::set_threshold(config.log))?;
+        config.fits(Path::new("/sys/devices/system/node"))?;
+        Ok(config)
+    };
     CONFIG.get_or_init(read).as_ref().map_err(Clone::clone)
 }
 
@@ -124,6 +143,7 @@ impl Config {
             arena_persist: get("BERTH_ARENA_PERSIST").map_or(Ok(false), |v| parse_switch("BERTH_ARENA_PERSIST", &v))?,
             fill: get("BERTH_FILL").map_or(Ok(Fill::Auto), |v| parse_fill(&v))?,
             log: get("BERTH_LOG").map_or(Ok(Some(Level::Info)), |v| parse_level(&v))?,
+            numa: get("BERTH_NUMA").map_or(Ok(None), |v| parse_numa(&v))?,
             strict: get("BERTH_STRICT").map_or(Ok(false), |v| parse_switch("BERTH_STRICT", &v))?,
             fuse: get("BERTH_FUSE").map_or(Ok(true), |v| parse_switch("BERTH_FUSE", &v))?,
             auto: get("BERTH_AUTO").map_or(Ok(false), |v| parse_switch("BERTH_AUTO", &v))?,
@@ -131,6 +151,19 @@ impl Config {
             report: get("BERTH_REPORT").map(|v| absolute("BERTH_REPORT", v)).transpose()?,
         };
         Ok(config)
+    }
+
+    /// Whether this machine has the NUMA node that is named; `nodes` is where the kernel shows them.
+    fn fits(&self, nodes: &Path) -> Result<()> {
+        let missing = |node: u32| node > 0 && !nodes.join(format!("node{node}")).is_dir();
+        match self.numa {
+            Some(Numa::Bind(node)) if missing(node) => {
+                let count = (0..1024).take_while(|n| !missing(*n)).count();
+                let message = format!("BERTH_NUMA=bind:{node}: this machine has no node {node}; it has {count}, counted from 0");
+                Err(Error::new(Status::Config, message))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -194,6 +227,19 @@ fn parse_fill(value: &OsStr) -> Result<Fill> {
         Some("auto") => Ok(Fill::Auto),
         Some("copy") => Ok(Fill::Copy),
         _ => Err(bad("BERTH_FILL", value, "auto or copy")),
+    }
+}
+
+fn parse_numa(value: &OsStr) -> Result<Option<Numa>> {
+    match value.to_str() {
+        Some("off") => Ok(None),
+        Some("interleave") => Ok(Some(Numa::Interleave)),
+        Some("local") => Ok(Some(Numa::Local)),
+        other => {
+            let digits = other.and_then(|t| t.strip_prefix("bind:")).filter(|n| n.bytes().all(|b| b.is_ascii_digit()));
+            let node = digits.and_then(|n| n.parse().ok()).filter(|n| *n < 1024);
+            node.map(|n| Some(Numa::Bind(n))).ok_or_else(|| bad("BERTH_NUMA", value, "off, interleave, local or bind:N, N a node's number"))
+        }
     }
 }
 
@@ -264,6 +310,15 @@ mod tests {
             ("BERTH_STRICT", "maybe"),
             ("BERTH_STRICT", "2"),
             ("BERTH_FUSE", "fast"),
+            ("BERTH_NUMA", "on"),
+            ("BERTH_NUMA", "bind"),
+            ("BERTH_NUMA", "bind:"),
+            ("BERTH_NUMA", "bind:x"),
+            ("BERTH_NUMA", "bind:+1"),
+            ("BERTH_NUMA", "bind:-1"),
+            ("BERTH_NUMA", "bind:1024"),
+            ("BERTH_NUMA", "bind:0,1"),
+            ("BERTH_NUMA", "interleave:0"),
             ("BERTH_FILL", "1"),
             ("BERTH_FILL", "Copy"),
             ("BERTH_AUTO", "-1"),
@@ -283,6 +338,18 @@ mod tests {
             assert_eq!(error.status, Status::Config);
             assert!(error.message.contains(name) && error.message.contains(value), "{error}");
         }
+    }
+
+    #[test]
+    fn a_node_that_this_machine_lacks_is_an_error_with_their_number() {
+        let nodes = std::env::temp_dir().join(format!("berth-nodes-{}", std::process::id()));
+        (0..2).for_each(|n| std::fs::create_dir_all(nodes.join(format!("node{n}"))).unwrap());
+        let fits = |value| from(&[("BERTH_NUMA", value)]).unwrap().fits(&nodes);
+        assert!(["off", "interleave", "local", "bind:0", "bind:1"].iter().all(|v| fits(v).is_ok()));
+        let error = fits("bind:2").unwrap_err();
+        assert!(error.status == Status::Config && error.message.contains("no node 2; it has 2"), "{error}");
+        std::fs::remove_dir_all(&nodes).unwrap();
+        assert!(fits("bind:0").is_ok() && fits("bind:1").is_err(), "a kernel without NUMA has node 0");
     }
 
     #[test]
@@ -334,6 +401,16 @@ mod tests {
         ];
         assert_eq!(from(&[("BERTH_FILL", "auto")]).unwrap().fill, Fill::Auto);
         assert_eq!(from(&[("BERTH_FILL", "copy")]).unwrap().fill, Fill::Copy);
+        let numa = [
+            ("off", None),
+            ("interleave", Some(Numa::Interleave)),
+            ("local", Some(Numa::Local)),
+            ("bind:0", Some(Numa::Bind(0))),
+            ("bind:7", Some(Numa::Bind(7))),
+        ];
+        for (value, want) in numa {
+            assert_eq!(from(&[("BERTH_NUMA", value)]).unwrap().numa, want);
+        }
         for (value, want) in levels {
             assert_eq!(from(&[("BERTH_LOG", value)]).unwrap().log, want);
         }

@@ -10,8 +10,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
+use super::numa;
 use super::sums::Sums;
 use super::writeback::Writeback;
 use super::{HUGE_PAGE, round_up, system};
@@ -203,6 +204,8 @@ pub struct Arena {
     used: AtomicUsize,
     /// Checksums of what is written, for a file that is to last.
     sums: Option<Sums>,
+    /// Where its pages are to come from.
+    plan: OnceLock<numa::Plan>,
 }
 
 // SAFETY: the mapping belongs to no thread, and slices never overlap.
@@ -242,7 +245,23 @@ impl Arena {
         // SAFETY: at an address of the kernel's choice.
         let base = unsafe { map(&fd, start, capacity, private, None) }?;
         let backing = RwLock::new(Arc::new(Backing { fd, start, private, writeback: Writeback::new() }));
-        Ok(Arc::new(Arena { backing, base, capacity, used: AtomicUsize::new(0), sums }))
+        Ok(Arc::new(Arena { backing, base, capacity, used: AtomicUsize::new(0), sums, plan: OnceLock::new() }))
+    }
+
+    /// Where its pages are to come from. The kernel keeps that by itself for a file in memory only: for others, whoever writes to it asks
+    /// [`Arena::plan`].
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(super) fn place_on(&self, plan: &numa::Plan) -> Result<()> {
+        plan.wish(self.base, self.capacity)?;
+        let _ = self.plan.set(plan.clone());
+        Ok(())
+    }
+
+    /// What whoever writes to its file should wish for.
+    pub(super) fn plan(&self) -> Option<&numa::Plan> {
+        self.plan.get()
     }
 
     fn backing(&self) -> Arc<Backing> {
@@ -279,6 +298,10 @@ impl Arena {
         // SAFETY: the range is this arena's own mapping; by the caller's promise nobody uses it.
         unsafe { map(&fd, start, self.capacity, private, Some(self.base)) }?;
         *backing = Arc::new(Backing { fd, start, private, writeback: Writeback::new() });
+        if let Some(plan) = self.plan() {
+            // A refusal would have come before.
+            let _ = plan.wish(self.base, self.capacity);
+        }
         if let Some(sums) = &self.sums {
             sums.forget();
         }
@@ -314,6 +337,7 @@ impl Arena {
         if copy {
             const STEP: usize = 8 << 20;
             let writeback = Writeback::new();
+            let _scope = self.plan().and_then(|p| p.for_this_thread().ok());
             for at in (0..self.capacity).step_by(STEP) {
                 let (len, to) = (STEP.min(self.capacity - at), header as u64 + at as u64);
                 // SAFETY: the bytes are the arena's, and nobody writes them now.

@@ -83,7 +83,10 @@ pub unsafe fn fill(pieces: &[Piece<'_>], progress: &mut dyn FnMut(u64, u64) -> b
         direct[request.piece].fetch_add(if was_direct { request.len as u64 } else { 0 }, Ordering::Relaxed);
         Ok(())
     };
+    let plan = pieces.iter().find_map(|p| p.target.plan());
     let work = |ended: mpsc::Sender<Result<()>>| {
+        // Pages of a file come from where the thread that writes them wishes. A refusal has been told when the arena was made.
+        let _scope = plan.and_then(|p| p.for_this_thread().ok());
         while !stop.load(Ordering::Relaxed) {
             let Some(request) = requests.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
             let read = one(request);
@@ -150,6 +153,7 @@ pub fn fill_slice(file: &File, path: &Path, offset: u64, target: &mut [u8]) -> R
 /// The target must be writable and used by nobody else meanwhile, and the source readable. They may overlap.
 pub unsafe fn copy(source: *const u8, target: &Target<'_>, progress: &mut dyn FnMut(u64)) {
     let len = target.len();
+    let _scope = target.plan().and_then(|p| p.for_this_thread().ok());
     if target.overlaps(source, len) {
         // In parts, a part of the source would be overwritten before it is copied; and a file must not be written from its own pages.
         // SAFETY: by the caller's promise.

@@ -16,6 +16,7 @@ pub mod system;
 pub mod target;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod watch;
 mod writeback;
 
 use crate::error::{Error, Result, Status};
@@ -113,6 +114,40 @@ impl Region {
             Owner::Arena(slice) if !slice.arena().is_private() => target::Target::slice(slice, offset, len),
             _ => target::Target::memory(self.base.wrapping_add(offset), len),
         })
+    }
+
+    /// Where its pages are to come from: before anybody has touched one. What is not ours, and what is page-locked and so touched already, stays as it is.
+    ///
+    /// # Errors
+    /// [`Status::Unsupported`] if the kernel refuses: memory is where it would be without the wish.
+    pub fn place_on(&self, plan: &numa::Plan) -> Result<()> {
+        match &self.owner {
+            Owner::Empty | Owner::Borrowed | Owner::Pinned(_) => Ok(()),
+            Owner::Pageable(_) => plan.wish(self.base, self.len),
+            Owner::Arena(slice) => slice.arena().place_on(plan),
+        }
+    }
+
+    /// Whether its bytes are a file's, whose pages need not be in this process's page tables.
+    pub fn is_file(&self) -> bool {
+        matches!(&self.owner, Owner::Arena(_))
+    }
+
+    /// Bounds the dirty bytes of a file while somebody else stores to it, until the result is dropped. `None` for other memory, and for a file that
+    /// stores do not reach.
+    pub fn watch(&self) -> Option<watch::Watch> {
+        match &self.owner {
+            Owner::Arena(slice) if !slice.arena().is_private() => watch::Watch::new(slice.arena()),
+            _ => None,
+        }
+    }
+
+    #[cfg(test)]
+    fn arena(&self) -> Option<&std::sync::Arc<arena::Arena>> {
+        match &self.owner {
+            Owner::Arena(slice) => Some(slice.arena()),
+            _ => None,
+        }
     }
 
     /// Tells that `len` bytes at `offset` were stored, so that a file-backed region can write them back.

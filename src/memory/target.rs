@@ -4,6 +4,7 @@
 //! one, because the kernel has to ask the file system for the page. Must not know: where the bytes come from.
 
 use super::arena::Slice;
+use super::numa::Plan;
 
 /// Below this a store costs less than a system call.
 const WORTH_A_CALL: usize = 64 << 10;
@@ -50,6 +51,11 @@ impl<'a> Target<'a> {
     /// Whether they are better written to a file than stored.
     pub(super) fn is_file(&self) -> bool {
         self.file.is_some()
+    }
+
+    /// Where pages of a file that it writes should come from.
+    pub(super) fn plan(&self) -> Option<&Plan> {
+        self.file.and_then(|(slice, _)| slice.arena().plan())
     }
 
     /// Whether `len` bytes at `source` share any with it.

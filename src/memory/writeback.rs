@@ -54,13 +54,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Writeback {
     /// For a file in a process with this machine's and this cgroup's memory.
     pub(super) fn new() -> Writeback {
-        let available = system::ram().map_or(u64::MAX, |r| r.available);
-        Writeback::with_window(window(available.min(system::cgroup_limit().unwrap_or(u64::MAX))))
+        Writeback::with_window(window(room()))
     }
 
     fn with_window(window: usize) -> Writeback {
         let (gathered, on_their_way) = (Mutex::default(), Mutex::default());
-        Writeback { step: STEP.min(window / 4).max(1), window, gathered, on_their_way }
+        Writeback { step: step_of(window), window, gathered, on_their_way }
     }
 
     /// Takes note of `len` bytes written at `start` of the file, and waits if too many are dirty.
@@ -101,6 +100,35 @@ impl Writeback {
     }
 }
 
+/// What this machine has free, and this cgroup may use.
+fn room() -> u64 {
+    system::ram().map_or(u64::MAX, |r| r.available).min(system::cgroup_limit().unwrap_or(u64::MAX))
+}
+
+fn step_of(window: usize) -> usize {
+    STEP.min(window / 4).max(1)
+}
+
+/// Dirty bytes at which write-back of them should start.
+pub(super) fn step() -> usize {
+    step_of(window(room()))
+}
+
+/// Bytes of the file that are dirty; `None` before Linux 6.5.
+pub(super) fn dirty(file: BorrowedFd<'_>) -> Option<u64> {
+    cache_of(file).map(|[_, dirty, ..]| dirty)
+}
+
+/// What the page cache holds of a file, in bytes: all, dirty, being written, and what was evicted.
+fn cache_of(file: BorrowedFd<'_>) -> Option<[u64; 5]> {
+    const CACHESTAT: i64 = 451;
+    let (range, mut found) = ([0u64; 2], [0u64; 5]);
+    // SAFETY: `cachestat_range` is two, `cachestat` five u64; length 0 means the whole file.
+    let result = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0) };
+    let page = super::input::page_size() as u64;
+    (result == 0).then(|| found.map(|pages| pages.saturating_mul(page)))
+}
+
 /// How many bytes may be dirty when there is room for so many: an eighth of it, so that most of it stays free for what is read.
 fn window(room: u64) -> usize {
     const LEAST: u64 = 8 << 20;
@@ -123,20 +151,16 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// Pages of the file that are dirty or being written, in bytes; `None` before Linux 6.5.
-    fn dirty(file: &std::fs::File) -> Option<u64> {
-        const CACHESTAT: i64 = 451;
-        let (range, mut found) = ([0u64; 2], [0u64; 5]);
-        // SAFETY: `cachestat_range` is two, `cachestat` five u64; length 0 means the whole file.
-        let result = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0) };
-        (result == 0).then(|| (found[1] + found[2]) * 4096)
+    /// Bytes of the file that are dirty or being written.
+    fn not_on_disk(file: &std::fs::File) -> Option<u64> {
+        cache_of(file.as_fd()).map(|[_, dirty, written, ..]| dirty + written)
     }
 
     #[test]
     fn no_more_than_the_window_is_ever_dirty() {
         const MIB: usize = 1 << 20;
         let mut file = tempfile::tempfile_in(std::env::temp_dir()).unwrap();
-        if system::file_system(&std::env::temp_dir()).is_none_or(|f| f == "tmpfs") || dirty(&file).is_none() {
+        if system::file_system(&std::env::temp_dir()).is_none_or(|f| f == "tmpfs") || not_on_disk(&file).is_none() {
             eprintln!("SKIPPED: needs a disk under the temporary directory and Linux 6.5");
             return;
         }
@@ -145,7 +169,7 @@ mod tests {
         for i in 0..64u8 {
             file.write_all(&vec![i; MIB]).unwrap();
             writeback.written(&file, u64::from(i) * MIB as u64, MIB);
-            most = most.max(dirty(&file).unwrap());
+            most = most.max(not_on_disk(&file).unwrap());
         }
         // Eight on their way, and up to two gathered.
         assert!(most <= 10 * MIB as u64, "{most} bytes were dirty");
