@@ -14,6 +14,8 @@ impl BufferType for CudaHost {
     const NAME: &'static CStr = c"CUDA_Host";
 
     fn attempt(size: usize) -> Result<Placed, Fallback> {
+        // The driver gets and locks the pages in one call: what can be wished for is the thread's.
+        let _scope = super::numa::wished().and_then(|plan| plan.for_this_thread().ok());
         match Pinned::new(size) {
             Ok(pinned) => Ok(Placed::as_asked(pinned, Place::Pinned, None)),
             Err(error) => {

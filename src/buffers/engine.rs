@@ -111,8 +111,9 @@ impl EngineArena {
     /// Plain memory, on the arena's node.
     fn plain(&self, size: usize) -> Result<Region> {
         let region = Region::from(Pageable::new(size)?);
-        if let Some(node) = self.node {
-            crate::memory::numa::prefer(&region, node)?;
+        match self.node {
+            Some(node) => crate::memory::numa::prefer(&region, node)?,
+            None => drop(super::numa::wish(&region, super::numa::wished())),
         }
         Ok(region)
     }

@@ -29,6 +29,8 @@ pub fn end() {
     last().take();
     progress::end();
     super::lasting::end_of_load();
+    super::reading::end_of_load();
+    super::numa::end_of_load();
 }
 
 /// Brings `len` bytes of the host's memory into a region. False if they do not all lie in it, or it may not be written.

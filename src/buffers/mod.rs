@@ -9,7 +9,9 @@ mod cuda_host;
 mod engine;
 mod fill;
 mod lasting;
+mod numa;
 pub mod progress;
+mod reading;
 mod tensors;
 mod vtable;
 
@@ -18,6 +20,7 @@ pub use cpu_mmap::CpuMmap;
 pub use cuda_host::CudaHost;
 pub use engine::EngineArena;
 pub use fill::end as end_of_load;
+pub use numa::forget as forget_pages;
 pub use vtable::{buffer_type, from_host_ptr, over_region};
 
 use std::ffi::CStr;
@@ -27,7 +30,7 @@ use std::sync::Arc;
 use crate::config;
 use crate::error::{Error, Result, Status};
 use crate::memory::{Region, pageable::Pageable};
-use crate::report::{Fallback, Place};
+use crate::report::{self, Fallback, Place};
 
 /// A region, and what is to be told about it.
 pub struct Placed {
@@ -41,6 +44,8 @@ pub struct Placed {
     pub fallback: Option<Fallback>,
     /// What decides whether they are kept for the next start.
     lasting: Option<Arc<lasting::Lasting>>,
+    /// Why the kernel does not take the wish for NUMA nodes.
+    refused: Option<String>,
 }
 
 /// A kind of memory that tensors can be put in.
@@ -71,12 +76,20 @@ pub trait BufferType: Sync + 'static {
 impl Placed {
     /// Memory that is what was asked for.
     fn as_asked(region: impl Into<Region>, place: Place, file: Option<PathBuf>) -> Placed {
-        Placed { region: region.into(), place, file, fallback: None, lasting: None }
+        let region = region.into();
+        let refused = numa::wish(&region, numa::wished());
+        Placed { region, place, file, fallback: None, lasting: None, refused }
     }
 
     /// Plain memory in the place of what was asked for.
     pub fn pageable(region: Region, fallback: Fallback) -> Placed {
-        Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback), lasting: None }
+        let refused = numa::wish(&region, numa::wished());
+        Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback), lasting: None, refused }
+    }
+
+    /// Its buffer has a record: it will say where the pages are. To be undone before the memory goes.
+    pub fn follow(&self, id: report::Id) {
+        numa::follow(id, &self.region, numa::wished(), self.refused.clone());
     }
 
     /// No bytes.

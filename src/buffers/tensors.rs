@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fill;
 use super::lasting::Lasting;
+use super::reading::Reading;
 use crate::abi::{self, Host, ggml_tensor};
 use crate::log;
 use crate::memory::Region;
@@ -25,6 +26,8 @@ pub(super) struct Contents {
     pub(super) announced: AtomicBool,
     /// What decides whether its bytes are kept for the next start.
     pub(super) lasting: Option<Arc<Lasting>>,
+    /// Bounds what is dirty while the host reads into it by itself.
+    pub(super) reading: Reading,
 }
 
 /// A part of a tensor, or several equally spaced ones: `count` pieces of `size` bytes, `stride` bytes apart, the first at `offset`.
@@ -114,6 +117,7 @@ impl Contents {
             return false;
         }
         let Some(data) = self.locate_writable(tensor, span, "set") else { return false };
+        self.reading.end();
         let stays = usage != abi::GGML_BACKEND_BUFFER_USAGE_COMPUTE;
         if !stays {
             self.spoil();
@@ -216,6 +220,7 @@ impl Contents {
         }
         // Activations pass here for every graph and are of no interest.
         if !compute {
+            self.reading.begin(&self.region);
             self.remember(tensor);
         }
     }

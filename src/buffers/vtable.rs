@@ -6,6 +6,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::marker::PhantomData;
 
+use super::reading::Reading;
 use super::tensors::{Contents, Span};
 use super::{BufferType, CpuMmap, Placed};
 use crate::abi::*;
@@ -72,7 +73,7 @@ pub unsafe fn over_region(
 ) -> *mut ggml_backend_buffer {
     // SAFETY: the caller vouches for the memory.
     let region = unsafe { Region::borrowed(base, size, writable) };
-    wrap(buft, Contents { host, name, region, id: None, announced: true.into(), lasting: None })
+    wrap(buft, Contents { host, name, region, id: None, announced: true.into(), lasting: None, reading: Reading::default() })
 }
 
 /// Trampolines of a buffer type whose table has the layout `I`.
@@ -132,13 +133,14 @@ impl<T: BufferType, I> TypeTable<T, I> {
 
 /// Makes the host's buffer struct around new memory, and reports it.
 fn new_buffer(buft: *mut ggml_backend_buffer_type, host: &'static Host, name: &'static str, placed: Placed) -> *mut ggml_backend_buffer {
-    let Placed { region, place, file, fallback, lasting } = placed;
-    let announce = place != Place::Pageable || fallback.is_some();
-    let id = report::add_buffer(name, place, region.len(), file, fallback, announce);
+    let announce = placed.place != Place::Pageable || placed.fallback.is_some();
+    let id = report::add_buffer(name, placed.place, placed.region.len(), placed.file.clone(), placed.fallback.clone(), announce);
+    placed.follow(id);
+    let Placed { region, lasting, .. } = placed;
     if let Some(lasting) = &lasting {
         lasting.attach(id);
     }
-    let contents = Contents { host, name, region, id: Some(id), announced: announce.into(), lasting };
+    let contents = Contents { host, name, region, id: Some(id), announced: announce.into(), lasting, reading: Reading::default() };
     wrap(buft, contents)
 }
 
@@ -164,6 +166,9 @@ fn end(contents: Contents) {
     let id = contents.id;
     // Whoever frees buffers without ever computing does not say that a load is over.
     super::end_of_load();
+    if let Some(id) = id {
+        super::numa::forget(id);
+    }
     drop(contents);
     if let Some(id) = id {
         report::remove_buffer(id);

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::{Tensor, is_mapped};
-use crate::buffers::{Arena, BufferType, CpuMmap, CudaHost, Placed, end_of_load, progress};
+use crate::buffers::{Arena, BufferType, CpuMmap, CudaHost, Placed, end_of_load, forget_pages, progress};
 use crate::config;
 use crate::error::{Error, Result, Status};
 use crate::gguf::{Model, Part};
@@ -60,6 +60,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        forget_pages(self.id);
         report::remove_buffer(self.id);
     }
 }
@@ -159,9 +160,10 @@ fn keep(
     all: &mut Allocation,
 ) {
     let size = placed.region.len();
-    let Placed { region, place, file, fallback, .. } = placed;
     let memory = decisions.first().and_then(|d| d.memory).unwrap_or(memory);
-    let id = report::add_buffer(berth_name(target), place, size, file, fallback, true);
+    let id = report::add_buffer(berth_name(target), placed.place, size, placed.file.clone(), placed.fallback.clone(), true);
+    placed.follow(id);
+    let region = placed.region;
     for ((&tensor, offset), decision) in members.iter().zip(offsets).zip(decisions) {
         all.changes.push(Change { tensor, buffer: all.buffers.len(), data: region.base().wrapping_add(offset), decision });
         remember(id, &tensors[tensor]);

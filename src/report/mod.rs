@@ -5,6 +5,7 @@
 pub mod blocks;
 pub mod filled;
 pub mod lasting;
+pub mod numa;
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsStr;
@@ -134,6 +135,9 @@ pub struct Buffer {
     /// Whether they are kept for the next start; absent unless that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lasting: Option<lasting::Lasting>,
+    /// Where its pages lie; absent unless `BERTH_NUMA` asks for something on a machine with several nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numa: Option<numa::Numa>,
     /// Weights in it.
     pub tensors: Vec<Tensor>,
 }
@@ -252,6 +256,14 @@ fn state() -> MutexGuard<'static, Option<State>> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Id(u64);
 
+impl Id {
+    /// Whether it is that number.
+    #[cfg(test)]
+    pub(crate) fn is(self, number: u64) -> bool {
+        self.0 == number
+    }
+}
+
 /// Remembers a host.
 pub fn add_host(host: HostInfo) {
     state().get_or_insert_default().hosts.push(host);
@@ -287,6 +299,7 @@ pub fn add_buffer(asked: &'static str, got: Place, bytes: usize, file: Option<Pa
             usage: Usage::Tensors,
             filled: filled::Filled::default(),
             lasting: None,
+            numa: None,
             tensors: Vec::new(),
         });
         Id(state.last_id)
@@ -355,6 +368,20 @@ pub fn lasting(id: Id, now: lasting::Lasting) {
     // No lock is held: a log may call back into us.
     if let Some((asked, bytes)) = found {
         now.say(asked, bytes);
+    }
+    changed();
+}
+
+/// Remembers where the pages of a buffer lie, and logs one line about it.
+pub fn numa(id: Id, now: numa::Numa) {
+    let mut found = None;
+    if let Some(buffer) = state().as_mut().and_then(|s| s.live.iter_mut().find(|b| b.id == id.0)) {
+        buffer.numa = Some(now.clone());
+        found = Some(buffer.asked);
+    }
+    // No lock is held: a log may call back into us.
+    if let Some(asked) = found {
+        now.say(asked);
     }
     changed();
 }

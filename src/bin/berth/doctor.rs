@@ -161,7 +161,11 @@ fn huge_pages() -> Finding {
 fn numa() -> Finding {
     match system::numa_nodes() {
         1 => good("NUMA", "one node"),
-        nodes => note("NUMA", format!("{nodes} nodes"), "start llama.cpp with --numa distribute, or under numactl"),
+        nodes => note(
+            "NUMA",
+            format!("{nodes} nodes"),
+            "BERTH_NUMA=interleave spreads Berth's memory over them; and llama.cpp's --numa distribute its threads",
+        ),
     }
 }
 
