@@ -11,6 +11,9 @@ use crate::log;
 use crate::memory::arena;
 use crate::report::{Fallback, Place, Reason};
 
+/// What decides whether it is kept, and the memory.
+type Kept = (Arc<Lasting>, Arc<arena::Arena>);
+
 /// The buffer type `ARENA`.
 pub struct Arena;
 
@@ -27,12 +30,31 @@ impl BufferType for Arena {
         if !config::get().is_ok_and(|c| c.arena_persist) {
             return Self::attempt(size);
         }
-        let directory = Arc::new(open().map_err(|error| Fallback { reason: Reason::ArenaDirectory, message: error.message })?);
-        let (lasting, arena) = Lasting::new(&directory, size, |header| file(&directory, size, header))?;
+        let (directory, (lasting, arena)) = match open() {
+            Ok(directory) => {
+                let directory = Arc::new(directory);
+                let full = |fallback: &Fallback| fallback.reason == Reason::ArenaNoSpace;
+                let got = Lasting::new(&directory, size, |header| file(&directory, size, header), full)?;
+                (directory, got)
+            }
+            Err(error) => {
+                let (directory, got) =
+                    reuse(size).ok_or_else(|| Fallback { reason: Reason::ArenaDirectory, message: error.message.clone() })?;
+                log::info!("{}: what is kept there is used, and nothing can be added", error.message);
+                (directory, got)
+            }
+        };
         let slice = arena.slice(size).map_err(|e| Fallback { reason: Reason::ArenaFailed, message: e.message })?;
         let placed = Placed::as_asked(slice, Place::Arena, Some(directory.path().to_owned()));
         Ok(Placed { lasting: Some(lasting), ..placed })
     }
+}
+
+/// A file of an earlier start, in a directory that nobody may write to.
+fn reuse(size: usize) -> Option<(Arc<arena::Directory>, Kept)> {
+    let directory = Arc::new(arena::Directory::open_to_read(config::get().ok()?.arena_dir.as_ref()?).ok()?);
+    let got = Lasting::reuse(&directory, size)?;
+    Some((directory, got))
 }
 
 /// A file of at least `size` bytes, behind `header` more.

@@ -19,26 +19,21 @@
 //! put behind the buffer; if another process builds it, it is waited for. Otherwise the buffer's own file gets the name when the last tensor is set.
 
 use std::collections::BTreeMap;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use super::belongs::{Files, Tensor, clear, entry, files, find, name, origin_of, watch};
 use crate::config;
 use crate::log;
 use crate::memory::arena::{Arena, Directory};
 use crate::memory::lasting::header::{Entry, HEADER, Table};
-use crate::memory::lasting::model::{Model, Watched};
 use crate::memory::lasting::store::{Build, Kept, Store};
 use crate::memory::lasting::{Refusal, Why};
-use crate::memory::origin::{self, MappedFile, NoOrigin, Origin};
 use crate::report::{self, lasting::Lasting as Record, lasting::State as Said};
 
 /// How long another process that builds the same file is waited for.
 const WAIT: Duration = Duration::from_secs(20);
-
-/// Longest part of a file's name that comes from the model's.
-const STEM: usize = 80;
 
 /// Buffers of which it is not settled whether they are kept.
 static LIVE: Mutex<Vec<Weak<Lasting>>> = Mutex::new(Vec::new());
@@ -63,17 +58,6 @@ struct Now {
     /// Whether it was said that the host sets nothing.
     told: bool,
 }
-
-struct Tensor {
-    name: String,
-    bytes: usize,
-    /// Which file of the model, and the offset there.
-    origin: Option<(usize, u64)>,
-    set: bool,
-}
-
-/// The model's files as they are mapped here, and what was said of them before anything was read.
-type Files = Vec<(Arc<MappedFile>, Watched)>;
 
 enum State {
     /// A file without a name, nothing set yet.
@@ -104,14 +88,16 @@ pub(super) fn end_of_load() {
 }
 
 impl Lasting {
-    /// Of a buffer with `bytes`, in a file of an earlier start, or in the arena that `make` makes with so many bytes before its first one.
+    /// Of a buffer with `bytes`, in a file of an earlier start, or in the arena that `make` makes with so many bytes before its first one. Where it fails
+    /// because the disk is full, as `full` says, files that no start will use any more go first.
     ///
     /// # Errors
     /// What `make` says.
     pub(super) fn new<E>(
         directory: &Arc<Directory>,
         bytes: usize,
-        make: impl FnOnce(usize) -> Result<Arc<Arena>, E>,
+        make: impl Fn(usize) -> Result<Arc<Arena>, E>,
+        full: impl Fn(&E) -> bool,
     ) -> Result<(Arc<Lasting>, Arc<Arena>), E> {
         let limit = config::get().ok().and_then(|c| c.arena_limit);
         let mut untrusted = None;
@@ -122,13 +108,34 @@ impl Lasting {
             }
             Ok(store) => match find(&store, bytes) {
                 Some((arena, kept, files)) => (Some(store), arena, State::Found { kept, files }),
-                None => (Some(store), make(HEADER)?, State::Waiting),
+                None => {
+                    let arena = make(HEADER).or_else(|e| if full(&e) && clear(&store, bytes, limit) { make(HEADER) } else { Err(e) })?;
+                    (Some(store), arena, State::Waiting)
+                }
             },
         };
+        Ok(Lasting::with(store, arena, bytes, limit, state, untrusted))
+    }
+
+    /// Of a buffer with `bytes` in a file of an earlier start, in a directory in which none can be made. `None` if there is no such file.
+    pub(super) fn reuse(directory: &Arc<Directory>, bytes: usize) -> Option<(Arc<Lasting>, Arc<Arena>)> {
+        let store = Store::new(directory.clone(), config::VERSION.to_str().unwrap_or("?")).ok()?;
+        let (arena, kept, files) = find(&store, bytes)?;
+        Some(Lasting::with(Some(store), arena, bytes, None, State::Found { kept, files }, None))
+    }
+
+    fn with(
+        store: Option<Store>,
+        arena: Arc<Arena>,
+        bytes: usize,
+        limit: Option<u64>,
+        state: State,
+        untrusted: Option<(String, Refusal)>,
+    ) -> (Arc<Lasting>, Arc<Arena>) {
         let now = Mutex::new(Now { id: None, tensors: BTreeMap::new(), left: 0, state, rejected: untrusted, told: false });
         let lasting = Arc::new(Lasting { store, arena: arena.clone(), bytes, limit, now });
         LIVE.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&lasting));
-        Ok((lasting, arena))
+        (lasting, arena)
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {
@@ -308,6 +315,9 @@ impl Setting<'_> {
                 Err(why) => Some(why).filter(|w| w.why != Why::Missing),
             },
         };
+        // What would be found out at the end is found out before anything is copied.
+        store.check_name(&name)?;
+        store.check_room(&name, (HEADER + lasting.arena.capacity()) as u64, lasting.limit)?;
         let files = vec![watch(origin.file)?];
         Ok(State::Building { build, name, files, before })
     }
@@ -364,7 +374,12 @@ impl Setting<'_> {
         *left -= 1;
         if *left == 0 {
             kept.touch();
-            let name = kept.name.clone();
+            let (name, bytes) = (kept.name.clone(), (HEADER + self.lasting.arena.capacity()) as u64);
+            if let Some(store) = &self.lasting.store
+                && let Err(why) = store.keep_limit(&name, bytes, self.lasting.limit)
+            {
+                log::warning!("{name} is used all the same, and the files together are above the limit: {}", why.message);
+            }
             self.now.state = State::Over;
             self.lasting.say(&self.now, Said::Reused, None, Some(&name));
         }
@@ -415,64 +430,6 @@ impl Setting<'_> {
     }
 }
 
-/// A file for a buffer of that size whose model is mapped in this process.
-fn find(store: &Store, bytes: usize) -> Option<(Arc<Arena>, Kept, Files)> {
-    store.names().iter().find_map(|name| {
-        let kept = store.open(name).ok().filter(|k| k.table.buffer == bytes as u64)?;
-        let files = files(&kept).ok()?;
-        Some((kept.map().ok()?, kept, files))
-    })
-}
-
-/// The files that it was made of, if all of them are mapped in this process and have not changed.
-fn files(kept: &Kept) -> Result<Files, Refusal> {
-    let one = |model: &Model| {
-        let unmapped = |why: NoOrigin| refused(&why, Path::new(&model.path));
-        let watched = watch(origin::mapped(Path::new(&model.path)).map_err(unmapped)?)?;
-        model.check(&watched.0)?;
-        Ok(watched)
-    };
-    kept.table.models.iter().map(one).collect()
-}
-
-fn watch(file: Arc<MappedFile>) -> Result<(Arc<MappedFile>, Watched), Refusal> {
-    let watched = Watched::new(&file)?;
-    Ok((file, watched))
-}
-
-fn origin_of(source: *const u8, len: usize, last: Option<&Arc<MappedFile>>) -> Result<Origin, Refusal> {
-    origin::behind(source, len, last, false).map_err(|why| refused(&why, Path::new("the model")))
-}
-
-fn refused(why: &NoOrigin, path: &Path) -> Refusal {
-    let path = path.display();
-    match why {
-        NoOrigin::Memory => Refusal::new(Why::NoFile, format!("{path} is not mapped by the host")),
-        NoOrigin::Changeable => Refusal::new(Why::NoFile, format!("the host's mapping of {path} may differ from the file")),
-        NoOrigin::Gone(message) => Refusal::new(Why::ModelGone, message.clone()),
-        NoOrigin::Truncated { path, size, .. } => {
-            Refusal::new(Why::ModelChanged, format!("{} was truncated to {size} bytes while it was mapped", path.display()))
-        }
-    }
-}
-
-fn entry(table: &Table, offset: usize, bytes: usize) -> Option<&Entry> {
-    let at = table.tensors.binary_search_by_key(&(offset as u64), |t| t.offset).ok()?;
-    Some(&table.tensors[at]).filter(|t| t.bytes == bytes as u64)
-}
-
-/// One for each model and each choice of tensors: it tells people which model, and programs whether it is the same.
-fn name(origin: &Origin, tensors: &BTreeMap<usize, Tensor>) -> String {
-    let path = origin.file.input.path();
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-    let stem: String = path.file_stem().unwrap_or_default().to_string_lossy().chars().take(STEM).map(plain).collect();
-    let mut layout = crc32fast::Hasher::new();
-    for (offset, t) in tensors {
-        layout.update(format!("{offset} {} {}\n", t.bytes, t.name).as_bytes());
-    }
-    format!("{stem}-{:08x}{:08x}.arena", crc32fast::hash(path.as_os_str().as_bytes()), layout.finalize())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -480,6 +437,7 @@ mod tests {
     use crate::memory::mapping::FileMapping;
     use crate::memory::testing::Sample;
     use std::os::unix::fs::FileExt;
+    use std::path::Path;
 
     const LEN: usize = 3_000_000;
     /// Offset in the buffer, bytes, offset in the model.
@@ -495,7 +453,8 @@ mod tests {
     impl Buffer {
         fn new(dir: &Path) -> Buffer {
             let directory = Arc::new(Directory::open(dir, false).unwrap());
-            let (lasting, arena) = Lasting::new(&directory, LEN, |header| Arena::with_header(&directory, LEN, header)).unwrap();
+            let make = |header| Arena::with_header(&directory, LEN, header);
+            let (lasting, arena) = Lasting::new(&directory, LEN, make, |_: &crate::error::Error| false).unwrap();
             Buffer { lasting, region: Region::from(arena.slice(LEN).unwrap()) }
         }
 
@@ -562,6 +521,38 @@ mod tests {
         let buffer = Buffer::placed(dir.path());
         assert_eq!(buffer.set_all(map.bytes()), [true; 3]);
         buffer.check(&sample.bytes);
+    }
+
+    #[test]
+    fn a_full_disk_is_cleared_of_what_no_start_will_use_and_asked_once_more() {
+        use crate::error::{Error, Status};
+        let (dir, sample, _map) = kept("full");
+        let directory = Arc::new(Directory::open(dir.path(), false).unwrap());
+        let asked = std::cell::Cell::new(0);
+        // More than the disk has, so that what is stale goes.
+        let new = |bytes| {
+            let make = |header| {
+                asked.set(asked.get() + 1);
+                if asked.get() == 1 { Err(Error::new(Status::NoSpace, "full")) } else { Arena::with_header(&directory, LEN, header) }
+            };
+            Lasting::new(&directory, bytes, make, |e: &Error| e.status == Status::NoSpace).map(drop)
+        };
+        assert!(new(1 << 60).is_err() && asked.get() == 1 && files(dir.path()) == 1, "the model is still there");
+        sample.open_to_write().set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        asked.set(0);
+        assert!(new(1 << 60).is_ok() && asked.get() == 2 && files(dir.path()) == 0);
+    }
+
+    #[test]
+    fn a_directory_that_takes_no_file_is_used_for_what_it_has() {
+        let (dir, sample, map) = kept("readonly");
+        let directory = Arc::new(Directory::open_to_read(dir.path()).unwrap());
+        let (lasting, arena) = Lasting::reuse(&directory, LEN).unwrap();
+        let buffer = Buffer { lasting, region: Region::from(arena.slice(LEN).unwrap()) };
+        TENSORS.iter().enumerate().for_each(|(i, t)| buffer.lasting.place(&format!("t{i}"), t.0, t.1));
+        assert_eq!(buffer.set_all(map.bytes()), [true; 3]);
+        buffer.check(&sample.bytes);
+        assert!(Lasting::reuse(&directory, LEN + 1).is_none());
     }
 
     #[test]

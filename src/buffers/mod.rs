@@ -4,6 +4,7 @@
 //! All three are host memory in ggml's raw layout, so every backend that reads host memory reads them without a copy.
 
 mod arena;
+mod belongs;
 mod cpu_mmap;
 mod cuda_host;
 mod engine;

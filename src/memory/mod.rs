@@ -3,6 +3,7 @@
 //! Owns: getting, describing and giving back memory. Must not know: ggml, tensors, who chose a place or what happens when one cannot be had.
 
 pub mod arena;
+mod directory;
 pub mod fill;
 pub mod input;
 pub mod lasting;

@@ -59,13 +59,15 @@ impl Store {
         let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.directory.fd().as_raw_fd())).into_iter().flatten().flatten();
         for entry in entries.filter_map(|e| e.file_name().into_string().ok()) {
             let Some(name) = entry.strip_suffix(LOCK).filter(|n| n.ends_with(SUFFIX)) else { continue };
-            let Ok(file) = self.open_file(&entry) else { continue };
-            let held = !lock(&file, libc::LOCK_SH).unwrap_or(false);
+            // A lock of any kind, one that is nobody's business too: whoever builds has to get past it. What cannot be opened is held by nobody that we
+            // know of.
+            let file = self.open_at(&entry, libc::O_RDONLY | libc::O_NONBLOCK);
+            let held = file.as_ref().is_ok_and(|file| !lock(file, libc::LOCK_SH).unwrap_or(false));
             match all.iter_mut().find(|l| l.name == name) {
                 Some(there) if held => there.state = State::Building,
                 Some(_) => {}
                 None => {
-                    let used = file.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+                    let used = file.and_then(|f| f.metadata()?.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
                     let state = if held { State::Building } else { State::Abandoned };
                     all.push(Listed { name: name.to_owned(), bytes: 0, used, in_use: held, models: Vec::new(), state });
                 }
@@ -120,6 +122,14 @@ impl Store {
         };
         drop(build);
         removed
+    }
+
+    /// Removes what locks of processes that have ended have left beside files: whose they were.
+    pub fn clear_locks(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.directory.fd().as_raw_fd())).into_iter().flatten().flatten();
+        let names = entries.filter_map(|e| Some(e.file_name().into_string().ok()?.strip_suffix(LOCK)?.to_owned()));
+        // Whoever gets the right to build removes the lock when that ends.
+        names.filter(|n| n.ends_with(SUFFIX) && self.build(n, Duration::ZERO).is_ok()).collect()
     }
 
     /// Reads all data of a file and compares them with the checksums of its table. Whether the model is still the same does not matter.
@@ -206,6 +216,31 @@ mod tests {
         assert_eq!(store.list().iter().map(|l| &l.state).collect::<Vec<_>>(), [&State::Abandoned]);
         assert_eq!(why(store.remove("x.arena")), Why::Missing);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "its lock is gone too");
+    }
+
+    #[test]
+    fn locks_that_nobody_holds_are_cleared_whatever_they_are() {
+        let (dir, sample) = (tempfile::tempdir().unwrap(), Sample::new("locks", LEN));
+        let store = store(dir.path());
+        drop(keep(&store, "x.arena", &sample, None).unwrap());
+        for name in ["x.arena.lock", "y.arena.lock"] {
+            std::fs::write(dir.path().join(name), "1").unwrap();
+            std::fs::set_permissions(dir.path().join(name), std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+        }
+        std::fs::write(dir.path().join("foreign.lock"), "1").unwrap();
+        let held = store.build("z.arena", Duration::ZERO).unwrap();
+        let states: Vec<_> = store.list().into_iter().map(|l| (l.name, l.state)).collect();
+        assert!(
+            states.contains(&("y.arena".into(), State::Abandoned)) && states.contains(&("z.arena".into(), State::Building)),
+            "{states:?}"
+        );
+        let mut cleared = store.clear_locks();
+        cleared.sort();
+        assert_eq!(cleared, ["x.arena", "y.arena"]);
+        drop(held);
+        let mut left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["foreign.lock", "x.arena"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Arena files that outlive the process: how they look, when one is trusted, and who may change them.
 //!
-//! Owns: the header ([`header`]), which model a file was made of ([`model`]), the files of a directory, their locks and their room ([`store`]), and what people
-//! do with them ([`manage`]). Must not know: buffers, hosts, settings.
+//! Owns: the header ([`header`]), which model a file was made of ([`model`]), the files of a directory and their locks ([`store`]), their room ([`room`]), and what
+//! people do with them ([`manage`]). Must not know: buffers, hosts, settings.
 //!
 //! Why no start trusts what it should not:
 //! - A file gets its name last. Until then it has none, and vanishes with the process that builds it; what a name leads to was synced before, data
@@ -16,6 +16,7 @@
 pub mod header;
 pub mod manage;
 pub mod model;
+pub mod room;
 pub mod store;
 
 use serde::Serialize;

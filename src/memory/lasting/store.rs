@@ -86,6 +86,17 @@ impl Store {
         Ok(Kept { file, table, name: name.to_owned() })
     }
 
+    /// Whether something has that name that no file can replace.
+    ///
+    /// # Errors
+    /// If it is a directory.
+    pub fn check_name(&self, name: &str) -> Result<(), Refusal> {
+        match self.open_at(name, libc::O_RDONLY | libc::O_DIRECTORY) {
+            Ok(_) => Err(Refusal::new(Why::Untrusted, format!("{name} is a directory: remove it"))),
+            Err(_) => Ok(()),
+        }
+    }
+
     pub(super) fn open_file(&self, name: &str) -> Result<File, Refusal> {
         let file = match self.open_at(name, libc::O_RDONLY | libc::O_NONBLOCK) {
             Ok(file) => file,
@@ -137,12 +148,28 @@ impl Store {
         let (start, lock_name) = (Instant::now(), format!("{name}{LOCK}"));
         let failed = |e: &dyn std::fmt::Display| Refusal::new(Why::Io, format!("lock {lock_name}: {e}"));
         loop {
-            let mut file = self.open_at(&lock_name, libc::O_RDWR | libc::O_CREAT).map_err(|e| failed(&e))?;
-            trusted(&file.metadata().map_err(|e| failed(&e))?)
-                .map_err(|what| Refusal::new(Why::Untrusted, format!("{lock_name} {what}")))?;
+            let mut file = match self.open_at(&lock_name, libc::O_RDWR | libc::O_CREAT | libc::O_NONBLOCK) {
+                Ok(file) => file,
+                // A link, which nobody locks.
+                Err(e) if e.raw_os_error() == Some(libc::ELOOP) => {
+                    self.unlink(&lock_name).map_err(|e| failed(&e))?;
+                    continue;
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+                    let message = format!("lock {lock_name}: {e}; it is another user's: remove it");
+                    return Err(Refusal::new(Why::Untrusted, message));
+                }
+                Err(e) => return Err(failed(&e)),
+            };
+            let meta = file.metadata().map_err(|e| failed(&e))?;
             if lock(&file, libc::LOCK_EX)? {
                 // The one before may have removed the name since it was opened: then the lock is of no use to others.
                 if self.open_at(&lock_name, libc::O_RDONLY | libc::O_NONBLOCK).is_ok_and(|f| same_file(&f, &file)) {
+                    // One that others could hold as long as they like is replaced. The directory is ours alone, so it was left by an accident.
+                    if !meta.is_file() || trusted(&meta).is_err() {
+                        self.unlink(&lock_name).map_err(|e| failed(&e))?;
+                        continue;
+                    }
                     // For whoever looks. Nothing depends on it.
                     let _ = writeln!(file, "{}", std::process::id());
                     let directory = self.directory.fd().try_clone_to_owned().map_err(|e| failed(&e))?;
@@ -228,43 +255,6 @@ impl Store {
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(file)
-    }
-
-    /// Removes those that were used least recently until `bytes` more are within the limit, if that is possible.
-    fn make_room(&self, name: &str, bytes: u64, limit: Option<u64>) -> Result<(), Refusal> {
-        let Some(limit) = limit else { return Ok(()) };
-        if bytes > limit {
-            return Err(Refusal::new(Why::Limit, format!("it has {bytes} bytes, and BERTH_ARENA_LIMIT is {limit}")));
-        }
-        let mut others: Vec<(SystemTime, String, u64, File)> = Vec::new();
-        for other in self.names().into_iter().filter(|n| n != name) {
-            let Ok(file) = self.open_file(&other) else { continue };
-            let Ok(meta) = file.metadata() else { continue };
-            if !header::begins(&file) {
-                continue;
-            }
-            others.push((meta.accessed().unwrap_or(SystemTime::UNIX_EPOCH), other, meta.len(), file));
-        }
-        others.sort_by_key(|(used, ..)| *used);
-        let mut total: u64 = others.iter().map(|(_, _, bytes, _)| *bytes).sum();
-        let mut remove = Vec::new();
-        for (_, other, size, file) in others {
-            if total <= limit - bytes {
-                break;
-            }
-            if lock(&file, libc::LOCK_EX).unwrap_or(false) {
-                total -= size;
-                remove.push((other, file));
-            }
-        }
-        if total > limit - bytes {
-            let message = format!("{bytes} bytes more than the {total} of files in use would be above BERTH_ARENA_LIMIT, {limit}");
-            return Err(Refusal::new(Why::Limit, message));
-        }
-        for (other, _locked) in remove {
-            self.unlink(&other).map_err(|e| Refusal::new(Why::Io, format!("remove {other}: {e}")))?;
-        }
-        Ok(())
     }
 
     /// A file whose data are not those of its model loses its name, so that no later start finds it. Whoever uses it keeps it.
@@ -467,6 +457,49 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_lock_that_is_not_ours_alone_is_replaced_unless_somebody_holds_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let path = dir.path().join("x.arena.lock");
+        let left: [fn(&Path); 4] = [
+            |p| {
+                std::fs::write(p, "1").unwrap();
+                std::fs::set_permissions(p, PermissionsExt::from_mode(0o666)).unwrap();
+            },
+            |p| {
+                std::fs::write(p, "1").unwrap();
+                // Only root may; for others it is theirs.
+                let _ = std::os::unix::fs::chown(p, Some(65_534), None);
+            },
+            |p| std::os::unix::fs::symlink("/nonexistent/elsewhere", p).unwrap(),
+            |p| {
+                let name = CString::new(p.to_str().unwrap()).unwrap();
+                // SAFETY: the name is NUL-terminated.
+                assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+            },
+        ];
+        for make in left {
+            make(&path);
+            let build = store.build("x.arena", Duration::ZERO).unwrap();
+            let meta = std::fs::symlink_metadata(&path).unwrap();
+            assert!(meta.is_file() && trusted(&meta).is_ok());
+            drop(build);
+            assert!(!path.exists());
+        }
+        left[0](&path);
+        let held = File::open(&path).unwrap();
+        assert!(lock(&held, libc::LOCK_EX).unwrap());
+        assert_eq!(why(store.build("x.arena", Duration::ZERO)), Why::Busy);
+        drop(held);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let refusal = store.build("x.arena", Duration::ZERO).err().unwrap();
+        assert!(refusal.why == Why::Io && refusal.message.contains("directory"), "{}", refusal.message);
+        std::fs::create_dir(dir.path().join("y.arena")).unwrap();
+        assert_eq!((why(store.check_name("y.arena")), store.check_name("z.arena")), (Why::Untrusted, Ok(())));
+    }
+
+    #[test]
     fn links_and_what_others_may_write_or_own_are_not_trusted() {
         let (dir, sample) = (tempfile::tempdir().unwrap(), Sample::new("trust", LEN));
         let store = store(dir.path());
@@ -491,31 +524,5 @@ pub(super) mod tests {
         assert!(!path("link.arena").exists() && path("x.arena").exists());
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
         assert_eq!(why(Store::new(Arc::new(Directory::open(dir.path(), false).unwrap()), VERSION)), Why::Untrusted);
-    }
-
-    #[test]
-    fn the_limit_removes_what_was_used_least_recently_and_nobody_holds() {
-        let (dir, sample) = (tempfile::tempdir().unwrap(), Sample::new("limit", LEN));
-        let store = store(dir.path());
-        let used = |name: &str, seconds| {
-            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-            let file = File::open(dir.path().join(name)).unwrap();
-            file.set_times(std::fs::FileTimes::new().set_accessed(time)).unwrap();
-        };
-        assert_eq!(why(keep(&store, "a.arena", &sample, Some(FILE - 1))), Why::Limit);
-        for (name, time) in [("a.arena", 3000), ("b.arena", 1000), ("c.arena", 2000)] {
-            drop(keep(&store, name, &sample, Some(3 * FILE)).unwrap());
-            used(name, time);
-        }
-        let held = store.open("b.arena").unwrap();
-        drop(keep(&store, "d.arena", &sample, Some(3 * FILE)).unwrap());
-        assert_eq!(store.names(), ["a.arena", "b.arena", "d.arena"]);
-        drop(keep(&store, "d.arena", &sample, Some(3 * FILE)).unwrap());
-        assert_eq!(store.names(), ["a.arena", "b.arena", "d.arena"], "a file does not count beside its successor");
-        assert_eq!(why(keep(&store, "e.arena", &sample, Some(2 * FILE - 1))), Why::Limit);
-        assert_eq!(store.names(), ["a.arena", "b.arena", "d.arena"], "nothing is removed in vain");
-        drop(held);
-        drop(keep(&store, "e.arena", &sample, Some(FILE)).unwrap());
-        assert_eq!(store.names(), ["e.arena"]);
     }
 }
