@@ -41,18 +41,28 @@ struct Seen {
 
 #[test]
 fn experts_of_a_mapped_model_are_read_from_its_file_with_few_page_faults() {
+    few_page_faults(&[]);
+}
+
+/// The host maps the model without reading it, and says MADV_RANDOM of all of it: each page that it touches is a major fault.
+#[test]
+fn experts_of_a_model_that_is_mapped_for_random_access_are_read_with_few_page_faults() {
+    few_page_faults(&["--numa", "distribute"]);
+}
+
+fn few_page_faults(args: &[&str]) {
     let Some(host) = hosts::require("sdist-dl") else { return };
     let _one = one_at_a_time();
     let experts = SPEC.expert_bytes().unwrap();
     let stock = stock(&host);
     for ty in ["ARENA", "CUDA_Host"] {
         let dropped = drop_caches();
-        let seen = start(&host, Some(ty), &[]);
+        let seen = start(&host, Some(ty), args);
         assert_eq!(seen.tokens, *stock, "{ty}");
         let (read, copied) = sum(&seen.filled);
         assert_eq!((read, copied), (experts, 0), "{ty}: {:?}", seen.filled);
         let line = seen.log.lines().find(|l| l.contains("berth: filled: ")).unwrap_or_else(|| panic!("no line about it:\n{}", seen.log));
-        cache::say(&format!("{ty}: {}, {} major faults", line.split_once("berth: ").unwrap().1, seen.major));
+        cache::say(&format!("{ty} {args:?}: {}, {} major faults", line.split_once("berth: ").unwrap().1, seen.major));
         // The page cache holds pages in groups of up to 2 MiB: what the experts share with others may stay.
         let rest = fs::metadata(model()).unwrap().len() - experts;
         for bytes in [Some(seen.mapped), seen.cached].into_iter().flatten() {
@@ -102,16 +112,15 @@ fn switched_off_the_experts_are_copied_and_the_report_says_why() {
 }
 
 #[test]
-fn an_arena_of_three_times_the_memory_limit_is_filled() {
+fn arenas_of_three_and_ten_times_the_memory_limit_are_filled() {
     let Some(host) = hosts::require("sdist-dl") else { return };
     let _one = one_at_a_time();
     let experts = SPEC.expert_bytes().unwrap();
-    let limit = experts / 3;
-    let load = |ty: &str| -> Result<_, String> {
+    let load = |ty: &str, limit: u64, args: &[&str]| -> Result<_, String> {
         let (cgroup, scratch) = (Cgroup::new("fill", limit)?, Scratch::new());
         let mut command = host.command("llama-completion");
         command.arg("-m").arg(model()).args(["-p", "Once", "-n", "2", "--temp", "0", "-no-cnv", "-t", "2", "-c", "256", "-lv", "4"]);
-        command.args(["--no-repack", "-ot", &format!("exps={ty}")]).env("GGML_BACKEND_PATH", berth_lib().unwrap());
+        command.args(args).args(["--no-repack", "-ot", &format!("exps={ty}")]).env("GGML_BACKEND_PATH", berth_lib().unwrap());
         command.env("BERTH_ARENA_DIR", scratch.dir("arena")).env("BERTH_REPORT", scratch.path().join("report.json"));
         command.env("BERTH_FUSE", "0").env("OMP_WAIT_POLICY", "passive");
         // What is cached already counts for whoever read it.
@@ -120,23 +129,28 @@ fn an_arena_of_three_times_the_memory_limit_is_filled() {
         let report = Report::read(&scratch.path().join("report.json")).unwrap_or_else(|e| panic!("{e:#}\n{}", output.stderr));
         Ok((output, report, cgroup.most().unwrap(), cgroup.killed().unwrap_or(0)))
     };
-    let (output, report, most, killed) = match load("ARENA") {
-        Ok(loaded) => loaded,
-        Err(why) => return skip::skipped("an arena larger than the memory limit", &why),
-    };
-    let output = output.checked("llama-completion in a cgroup").unwrap_or_else(|e| panic!("{killed} killed for memory: {e:#}"));
-    let filled: Vec<Filled> = report.buffers.iter().filter(|b| b.asked == "ARENA").map(|b| b.filled.clone()).collect();
-    let line = output.stderr.lines().find_map(|l| l.split_once("berth: filled: ")).map_or("?", |(_, l)| l);
-    let direct: u64 = filled.iter().map(|f| f.direct).sum();
-    let sizes = format!("{} MiB of experts with a limit of {} MiB, {} MiB used", experts >> 20, limit >> 20, most >> 20);
-    cache::say(&format!("{sizes}: {line}, {} MiB of them past the page cache", direct >> 20));
-    assert_eq!((sum(&filled), killed), ((experts, 0), 0), "{filled:?}");
-    assert!(most <= limit, "{most} bytes were used");
+    // Read by Berth from the file that the host maps; read by the host itself, straight into the arena; and with very little memory.
+    for (parts, args) in [(3, &[][..]), (3, &["--load-mode", "none"]), (10, &["--no-warmup", "-n", "1"])] {
+        let limit = experts / parts;
+        let (output, report, most, killed) = match load("ARENA", limit, args) {
+            Ok(loaded) => loaded,
+            Err(why) => return skip::skipped("an arena larger than the memory limit", &why),
+        };
+        let output = output.checked("llama-completion in a cgroup").unwrap_or_else(|e| panic!("{killed} killed for memory: {e:#}"));
+        let filled: Vec<Filled> = report.buffers.iter().filter(|b| b.asked == "ARENA").map(|b| b.filled.clone()).collect();
+        let line = output.stderr.lines().find_map(|l| l.split_once("berth: filled: ")).map_or("?", |(_, l)| l);
+        let direct: u64 = filled.iter().map(|f| f.direct).sum();
+        let sizes = format!("{args:?}: {} MiB of experts with a limit of {} MiB, {} MiB used", experts >> 20, limit >> 20, most >> 20);
+        cache::say(&format!("{sizes} in {:.1} s: {line}, {} MiB of them past the page cache", output.took.as_secs_f64(), direct >> 20));
+        let by_berth = if args.contains(&"none") { 0 } else { experts };
+        assert_eq!((sum(&filled), killed), ((by_berth, 0), 0), "{filled:?}");
+        assert!(most <= limit, "{most} bytes were used");
+    }
 
     // The control: the limit is one. Anonymous memory does not fit.
-    let (output, report, _, killed) = load("CUDA_Host").unwrap();
+    let (output, report, _, killed) = load("CUDA_Host", experts / 3, &[]).unwrap();
     if report.buffers.iter().any(|b| b.got == "pageable") {
-        assert!(!output.success() && killed > 0, "{experts} anonymous bytes fit into {limit}");
+        assert!(!output.success() && killed > 0, "{experts} anonymous bytes fit into a third");
     }
 }
 

@@ -72,8 +72,8 @@ fn act(args: &Args) -> Result<ExitCode, String> {
         // A directory that nobody has made yet holds nothing.
         return match &args.action {
             Action::Ls { json: true } => crate::print("[]\n").map(|()| ExitCode::SUCCESS),
-            Action::Rm { names } => Err(format!("there is no {}", names.join(", "))),
-            Action::Verify { names } if !names.is_empty() => Err(format!("there is no {}", names.join(", "))),
+            Action::Rm { names } => Err(format!("there is no {}", one_line(&names.join(", ")))),
+            Action::Verify { names } if !names.is_empty() => Err(format!("there is no {}", one_line(&names.join(", ")))),
             _ => Ok(ExitCode::SUCCESS),
         };
     };
@@ -87,11 +87,18 @@ fn act(args: &Args) -> Result<ExitCode, String> {
         }
         Action::Verify { names } => verify(&store, names),
         Action::Rm { names } => {
-            names.iter().try_for_each(|name| {
-                store.remove(checked(name)?).map_err(|r| r.message)?;
-                crate::print(&format!("removed {}\n", one_line(name)))
-            })?;
-            Ok(ExitCode::SUCCESS)
+            let mut code = ExitCode::SUCCESS;
+            for name in names {
+                match checked(name).and_then(|name| store.remove(name).map_err(|r| one_line(&r.message))) {
+                    Ok(()) => crate::print(&format!("removed {}\n", one_line(name)))?,
+                    // The others go all the same.
+                    Err(message) => {
+                        code = ExitCode::FAILURE;
+                        crate::complain("arena", &message);
+                    }
+                }
+            }
+            Ok(code)
         }
         Action::Gc => {
             let mut freed = 0;
@@ -106,6 +113,9 @@ fn act(args: &Args) -> Result<ExitCode, String> {
                     Err(r) => crate::print(&format!("left {}: {}\n", one_line(&file.name), one_line(&r.message)))?,
                 }
             }
+            for name in store.clear_locks() {
+                crate::print(&format!("removed the lock of {}\n", one_line(&name)))?;
+            }
             crate::print(&format!("{} freed\n", human(usize::try_from(freed).unwrap_or(usize::MAX))))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -116,25 +126,32 @@ fn open(args: &Args) -> Result<Option<Store>, String> {
     let config = config::get().map_err(|e| e.message)?;
     let path = args.dir.clone().or_else(|| config.arena_dir.clone());
     let path = path.ok_or("no directory: neither --dir nor BERTH_ARENA_DIR nor XDG_CACHE_HOME nor HOME is set")?;
-    let path = std::path::absolute(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let path = std::path::absolute(&path).map_err(|e| format!("{}: {e}", one_line(&path.to_string_lossy())))?;
     if std::fs::symlink_metadata(&path).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
-        return Ok(None);
+        // The one of the settings is made at the first start that needs it; one that is named here is mistyped.
+        return if args.dir.is_some() { Err(format!("there is no directory {}", one_line(&path.to_string_lossy()))) } else { Ok(None) };
     }
-    let directory = Directory::open(&path, false).map_err(|e| e.message)?;
+    // What is removed needs more, and fails by itself where it cannot be had.
+    let directory = Directory::open_to_read(&path).map_err(|e| one_line(&e.message))?;
     let version = config::VERSION.to_str().unwrap_or("?");
-    Store::new(Arc::new(directory), version).map(Some).map_err(|r| r.message)
+    Store::new(Arc::new(directory), version).map(Some).map_err(|r| one_line(&r.message))
 }
 
 /// A name that cannot lead out of the directory.
 fn checked(name: &str) -> Result<&str, String> {
-    if name.ends_with(".arena") && !name.contains('/') { Ok(name) } else { Err(format!("'{name}' is no name of an arena's file")) }
+    if name.ends_with(".arena") && !name.contains('/') {
+        Ok(name)
+    } else {
+        Err(format!("'{}' is no name of an arena's file", one_line(name)))
+    }
 }
 
 fn verify(store: &Store, names: &[String]) -> Result<ExitCode, String> {
     let all = store.names();
     let mut code = ExitCode::SUCCESS;
     for name in if names.is_empty() { &all } else { names } {
-        let line = match store.verify(checked(name)?) {
+        let checked = checked(name).map_err(|message| Refusal::new(Why::Missing, message));
+        let line = match checked.and_then(|name| store.verify(name)) {
             Ok(checked) if checked.damaged.is_empty() => {
                 format!("{name}: {} tensors, {}: as they were written", checked.tensors, human(usize::try_from(checked.bytes).unwrap_or(0)))
             }

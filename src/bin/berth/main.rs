@@ -65,9 +65,14 @@ pub(crate) fn print(text: &str) -> Result<(), String> {
 /// The end of a command: success, or one line on standard error.
 pub(crate) fn finish(command: &str, result: Result<ExitCode, String>) -> ExitCode {
     result.unwrap_or_else(|message| {
-        use std::io::Write;
-        // A closed standard error is no reason to panic.
-        let _ = writeln!(std::io::stderr(), "berth {command}: {}", printable(&message));
+        complain(command, &message);
         ExitCode::FAILURE
     })
+}
+
+/// What is wrong, on standard error.
+pub(crate) fn complain(command: &str, message: &str) {
+    use std::io::Write;
+    // A closed standard error is no reason to panic.
+    let _ = writeln!(std::io::stderr(), "berth {command}: {}", printable(message));
 }

@@ -20,8 +20,10 @@ impl Store {
     /// All but the one of this name, those that were used least recently first.
     fn others(&self, name: &str) -> Vec<Other> {
         let one = |other: String| {
-            let file = self.open_file(&other).ok().filter(header::begins)?;
+            let file = self.open_file(&other).ok()?;
+            // Before it is read.
             let meta = file.metadata().ok()?;
+            header::begins(&file).then_some(())?;
             Some(Other { used: meta.accessed().unwrap_or(SystemTime::UNIX_EPOCH), name: other, bytes: meta.len(), file })
         };
         let mut all: Vec<Other> = self.names().into_iter().filter(|n| n != name).filter_map(one).collect();
