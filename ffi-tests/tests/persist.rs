@@ -634,7 +634,7 @@ fn a_disk_that_fills_up_at_any_point_leaves_nothing_that_is_trusted_wrongly() {
     let sizes: Vec<u64> = if full::full() {
         (0..24).map(|i| (experts + HEADER) * i / 20 + 4096 * i).collect()
     } else {
-        [experts / 3, experts + HEADER - 4096, experts + HEADER + 4096].into()
+        [experts / 3, experts + HEADER - 4096, experts + HEADER + 4096, experts + HEADER + (1 << 20)].into()
     };
     let (mut kept, mut not) = (0, 0);
     for size in sizes {

@@ -7,6 +7,7 @@ mod figures;
 mod header;
 mod hosts;
 mod ik;
+mod load;
 mod matrix;
 mod model;
 mod picture;
@@ -39,6 +40,8 @@ enum Command {
     Header(header::Args),
     /// Fetch or build the hosts that Berth is tested against, and say where they are.
     Hosts(hosts::Args),
+    /// Measure cold loads in stock llama.cpp next to the disk, and a second start, and write docs/load.md.
+    Load(load::Args),
     /// Run every host with and without Berth, and write docs/hosts.md.
     Matrix(matrix::Args),
     /// Make a model: one with random weights, or a real one cut into experts.
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Figures(args) => figures::run(&args),
         Command::Header(args) => header::run(&args),
         Command::Hosts(args) => hosts::run(&args),
+        Command::Load(args) => load::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::Model(args) => model::run(args),
         Command::Picture => picture::run(),
