@@ -130,7 +130,9 @@ fn arenas_of_three_and_ten_times_the_memory_limit_are_filled() {
         Ok((output, report, cgroup.most().unwrap(), cgroup.killed().unwrap_or(0)))
     };
     // Read by Berth from the file that the host maps; read by the host itself, straight into the arena; and with very little memory.
-    for (parts, args) in [(3, &[][..]), (3, &["--load-mode", "none"]), (10, &["--no-warmup", "-n", "1"])] {
+    for (parts, args) in
+        [(3, &[][..]), (3, &["--load-mode", "none"]), (10, &["--load-mode", "none", "--no-warmup"]), (10, &["--no-warmup", "-n", "1"])]
+    {
         let limit = experts / parts;
         let (output, report, most, killed) = match load("ARENA", limit, args) {
             Ok(loaded) => loaded,

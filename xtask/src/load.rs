@@ -266,7 +266,12 @@ fn transfer(file: &File, write: Option<()>, first: u64, bytes: u64) -> Result<()
 
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => values[middle],
+        _ => (values[middle - 1] + values[middle]) / 2.0,
+    }
 }
 
 fn document(args: &Args, host: &Host, bytes: u64, rows: &[Row], again: &[(f64, f64, u64)]) -> Result<String> {
