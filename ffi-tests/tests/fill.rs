@@ -3,6 +3,8 @@
 
 #[path = "support/cgroup.rs"]
 mod cgroup;
+#[path = "support/preload.rs"]
+mod preload;
 #[path = "support/scratch.rs"]
 mod scratch;
 #[path = "support/wrap.rs"]
@@ -15,6 +17,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use cgroup::Cgroup;
+use ffi_tests::gguf::Gguf;
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::models::{self, Spec};
 use ffi_tests::report::{Filled, Report};
@@ -153,6 +156,39 @@ fn arenas_of_three_and_ten_times_the_memory_limit_are_filled() {
     let (output, report, _, killed) = load("CUDA_Host", experts / 3, &[]).unwrap();
     if report.buffers.iter().any(|b| b.got == "pageable") {
         assert!(!output.success() && killed > 0, "{experts} anonymous bytes fit into a third");
+    }
+}
+
+/// Stock llama.cpp would end by SIGBUS: it touches what is not there any more.
+#[test]
+fn a_model_that_is_cut_under_its_mapping_is_named_and_ends_nobody() {
+    let Some(host) = hosts::require("sdist-dl") else { return };
+    let _one = one_at_a_time();
+    let scratch = Scratch::new();
+    let Some(cutter) = preload::library("cut_after_map", scratch.path(), &[]) else { return };
+    let made = models::random(&Spec { embd: 512, ff: 512, experts: 16, ..SPEC }).unwrap_or_else(|e| panic!("{e:#}"));
+    let gguf = Gguf::open(&made).unwrap();
+    let last = gguf.tensors().iter().max_by_key(|t| t.offset).unwrap();
+    assert!(last.name.contains("_exps") && last.bytes > 1 << 20, "{}: its end must be of experts", last.name);
+    let cut = last.offset + last.bytes / 2;
+    for ty in ["ARENA", "CUDA_Host"] {
+        // A path without links, as the kernel shows it.
+        let model = scratch.path().canonicalize().unwrap().join("model.gguf");
+        fs::copy(&made, &model).unwrap();
+        let mut command = host.command("llama-completion");
+        command.arg("-m").arg(&model).args(["-p", "Once", "-n", "2", "--temp", "0", "-no-cnv", "-t", "2", "-c", "256", "-lv", "4"]);
+        command.args(["--no-repack", "-ot", &format!("exps={ty}")]).env("GGML_BACKEND_PATH", berth_lib().unwrap());
+        command.env("BERTH_ARENA_DIR", scratch.dir("arena")).env("BERTH_REPORT", scratch.path().join("report.json"));
+        command.env("LD_PRELOAD", &cutter).env("CUT_FILE", &model).env("CUT_BYTES", cut.to_string());
+        let output = run::run(command, Duration::from_secs(120)).unwrap().checked(ty).unwrap_or_else(|e| panic!("{e:#}"));
+        assert_eq!(fs::metadata(&model).unwrap().len(), cut, "it was not cut");
+        let line = output.stderr.lines().find(|l| l.contains("was truncated after it was mapped"));
+        let line = line.unwrap_or_else(|| panic!("{ty}: nothing about it:\n{}", output.stderr));
+        assert!(line.contains(model.to_str().unwrap()) && line.contains(&cut.to_string()), "{line}");
+        let report = Report::read(&scratch.path().join("report.json")).unwrap();
+        let reasons: Vec<(String, u64)> =
+            report.buffers.iter().flat_map(|b| &b.filled.reasons).map(|r| (r.reason.clone(), r.bytes)).collect();
+        assert_eq!(reasons, [("file_truncated".to_owned(), last.bytes)], "{ty}");
     }
 }
 

@@ -4,7 +4,8 @@
 //!
 //! Nobody tells when bytes are stored, and a store cannot be made to wait. But a page that is on its way to the disk is one that a full cgroup waits
 //! for instead of killing; and the kernel by itself starts only when a tenth of the machine's memory is dirty. Writing all the time instead makes a
-//! load two to three times slower where memory is plenty, since the disk reads at the same time: so it starts at a step, as in a fill of ours.
+//! load two to three times slower where memory is plenty, since the disk reads at the same time, and asking all the time takes as long as the load itself, since
+//! the kernel counts page by page. So both are done as seldom as the bound allows.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,8 +15,11 @@ use std::time::{Duration, Instant};
 use super::arena::Arena;
 use super::writeback;
 
-/// Between two looks at what is dirty: a host that reads 3 GB/s has stored 15 MB meanwhile.
-const TICK: Duration = Duration::from_millis(5);
+/// No host stores faster, in bytes per millisecond: so much can have become dirty since the last look.
+const FASTEST: usize = 4_000_000;
+
+/// Shortest and longest time between two looks, in milliseconds.
+const TICKS: (u64, u64) = (2, 50);
 
 /// When nothing was read for so long, the load is over, whatever the host says.
 const IDLE: Duration = Duration::from_secs(5);
@@ -41,9 +45,9 @@ impl Shared {
     }
 
     /// Whether to go on after a moment.
-    fn wait(&self) -> bool {
+    fn wait(&self, tick: Duration) -> bool {
         let stop = self.stop();
-        let (stop, _) = self.stopped.wait_timeout_while(stop, TICK, |stop| !*stop).unwrap_or_else(PoisonError::into_inner);
+        let (stop, _) = self.stopped.wait_timeout_while(stop, tick, |stop| !*stop).unwrap_or_else(PoisonError::into_inner);
         !*stop
     }
 }
@@ -77,9 +81,10 @@ impl Drop for Watch {
 
 fn watch(shared: &Shared, arena: &Arena) {
     let Ok(file) = arena.file() else { return };
-    let step = writeback::step();
+    let step = writeback::half_window();
+    let tick = Duration::from_millis(((step / FASTEST) as u64).clamp(TICKS.0, TICKS.1));
     let (mut sent, mut seen, mut moved) = (read_so_far(), read_so_far(), Instant::now());
-    while shared.wait() {
+    while shared.wait(tick) {
         let now = read_so_far();
         if now.zip(seen).is_none_or(|(now, seen)| now >= seen + LITTLE) {
             (seen, moved) = (now, Instant::now());
@@ -120,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_others_store_is_written_to_the_disk_before_all_of_it_is_dirty() {
-        const LEN: usize = 512 << 20;
+        const LEN: usize = 768 << 20;
         let dir = tempfile::tempdir().unwrap();
         let region = region(dir.path(), LEN);
         let arena = region.arena().unwrap();
@@ -139,7 +144,8 @@ mod tests {
         }
         assert!(watch.is_running());
         // The kernel alone writes nothing of so little: it begins when a tenth of the memory is dirty.
-        assert!(most < LEN as u64 * 3 / 4, "{most} of {LEN} bytes were dirty");
+        let bound = writeback::half_window() as u64 + (64 << 20);
+        assert!(most < bound, "{most} of {LEN} bytes were dirty");
         drop(watch);
         let start = Instant::now();
         while writeback::dirty(file.as_fd()).unwrap() > 0 {

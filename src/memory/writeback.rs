@@ -109,9 +109,9 @@ fn step_of(window: usize) -> usize {
     STEP.min(window / 4).max(1)
 }
 
-/// Dirty bytes at which write-back of them should start.
-pub(super) fn step() -> usize {
-    step_of(window(room()))
+/// Dirty bytes at which write-back of what others store should start: half of what may be on its way.
+pub(super) fn half_window() -> usize {
+    window(room()) / 2
 }
 
 /// Bytes of the file that are dirty; `None` before Linux 6.5.
