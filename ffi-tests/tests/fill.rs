@@ -44,23 +44,28 @@ struct Seen {
 
 #[test]
 fn experts_of_a_mapped_model_are_read_from_its_file_with_few_page_faults() {
-    few_page_faults(&[]);
+    few_page_faults(&[], &[]);
 }
 
-/// The host maps the model without reading it, and says MADV_RANDOM of all of it: each page that it touches is a major fault.
+/// With several NUMA nodes and `--numa distribute` the host maps the model without reading it, and says MADV_RANDOM of all of it: each page that it touches is a
+/// major fault. With one node it does not; then a library in front of it does.
 #[test]
 fn experts_of_a_model_that_is_mapped_for_random_access_are_read_with_few_page_faults() {
-    few_page_faults(&["--numa", "distribute"]);
+    let scratch = Scratch::new();
+    let Some(library) = preload::library("map_random", scratch.path(), &[]) else { return };
+    let model = model().canonicalize().unwrap();
+    few_page_faults(&["--numa", "distribute"], &[("LD_PRELOAD", &library), ("RANDOM_FILE", &model)]);
 }
 
-fn few_page_faults(args: &[&str]) {
+fn few_page_faults(args: &[&str], env: &[(&str, &Path)]) {
     let Some(host) = hosts::require("sdist-dl") else { return };
     let _one = one_at_a_time();
     let experts = SPEC.expert_bytes().unwrap();
     let stock = stock(&host);
     for ty in ["ARENA", "CUDA_Host"] {
         let dropped = drop_caches();
-        let seen = start(&host, Some(ty), args);
+        let seen = start_with(&host, Some(ty), args, env);
+        assert_eq!(seen.log.contains("map_random: "), !env.is_empty());
         assert_eq!(seen.tokens, *stock, "{ty}");
         let (read, copied) = sum(&seen.filled);
         assert_eq!((read, copied), (experts, 0), "{ty}: {:?}", seen.filled);
@@ -228,8 +233,13 @@ fn filled(scratch: &Scratch, ty: &str) -> Vec<Filled> {
 }
 
 fn start(host: &Host, ty: Option<&str>, args: &[&str]) -> Seen {
+    start_with(host, ty, args, &[])
+}
+
+fn start_with(host: &Host, ty: Option<&str>, args: &[&str], env: &[(&str, &Path)]) -> Seen {
     let (scratch, model) = (Scratch::new(), model());
     let options = ty.map_or_else(options, |ty| berth_options(&scratch, ty)).arg(args);
+    let options = env.iter().fold(options, |options, (name, path)| options.env(name, path.to_str().unwrap()));
     let server = Server::start(host, &model, &options).unwrap_or_else(|e| panic!("{e:#}"));
     // Before a token is computed: those are faults of another kind.
     let major = major_faults(&server);
