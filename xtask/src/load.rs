@@ -46,7 +46,7 @@ const PROBE: u64 = 1 << 30;
 enum Way {
     /// The host maps the model and reads all of it at once.
     Mapped,
-    /// `--numa distribute`: it maps the model for random access, and reads nothing.
+    /// `--numa distribute`: with several NUMA nodes it maps the model for random access, and reads nothing; with one it is as without.
     Random,
     /// `--load-mode none`: it reads the model's file by itself.
     Read,
@@ -320,7 +320,8 @@ fn document(args: &Args, host: &Host, bytes: u64, rows: &[Row], again: &[(f64, f
         )?;
     }
     text += "\n`filled at` is Berth's part: from the first byte of the first expert to the last of the last. A mapped model is read by the host before, with the kernel's read-ahead: then \
-             the experts come out of the page cache. With `--numa distribute` they come from the disk. An arena is written as well as read; what is written may still be on its way when the \
+             the experts come out of the page cache. (llama.cpp heeds \
+             `--numa distribute` only where there are several NUMA nodes: then they come from the disk.) An arena is written as well as read; what is written may still be on its way when the \
              load is ready, up to an eighth of the free memory and 1 GiB at most. With `--load-mode none` Berth fills nothing: the host reads into the memory it got.\n";
     if !again.is_empty() {
         let seconds = |which: fn(&(f64, f64, u64)) -> f64| median(again.iter().map(which).collect());
