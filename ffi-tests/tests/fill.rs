@@ -77,7 +77,10 @@ fn few_page_faults(args: &[&str], env: &[(&str, &Path)]) {
             assert!(bytes < rest + experts / 10, "{ty}: {bytes} bytes of the model are still in memory beside the copy");
         }
         if dropped {
-            assert!(seen.major < experts >> 20, "{ty}: {} major faults for {experts} bytes", seen.major);
+            // What no rule names the host touches page by page in a mapping for random access: those are its own.
+            let hosts_own = if env.is_empty() { 0 } else { rest.div_ceil(4096) };
+            let most = (experts >> 20) + hosts_own;
+            assert!(seen.major < most, "{ty}: {} major faults for {experts} bytes, {hosts_own} pages are the host's", seen.major);
         } else {
             skip::skipped("page faults of a cold load", "the page cache cannot be dropped here");
         }
