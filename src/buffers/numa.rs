@@ -107,8 +107,7 @@ mod tests {
                 return None;
             }
             if touch {
-                // SAFETY: the region is this test's.
-                unsafe { std::ptr::write_bytes(region.base(), 1, LEN) };
+                crate::memory::testing::touch(&region);
             }
             let id = report::add_buffer("NUMA", Place::Pageable, LEN, None, None, false);
             follow(id, &region, Some(&plan), refused);
