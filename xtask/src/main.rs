@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod demo;
+mod dist;
 mod figures;
 mod header;
 mod hosts;
@@ -33,6 +34,8 @@ struct Cli {
 enum Command {
     /// Show Berth at work: a stock, prebuilt llama-server with a model's experts in each of Berth's places.
     Demo(demo::Args),
+    /// Build what is installed (libraries, header, CMake and pkg-config files, the command, manual pages, licences), and install or pack it.
+    Dist(dist::Args),
     /// Measure the experts' operation, next to this machine's limits and stock ggml, and write docs/moe-figures.md.
     Figures(figures::Args),
     /// Write include/berth.h from the exported functions, or check it.
@@ -58,6 +61,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
+        Command::Dist(args) => dist::run(&args),
         Command::Figures(args) => figures::run(&args),
         Command::Header(args) => header::run(&args),
         Command::Hosts(args) => hosts::run(&args),

@@ -278,7 +278,7 @@ fn llama(given: Option<&Path>) -> Vec<Finding> {
             return vec![bad(ITEM, error.message, hint)];
         }
     };
-    let fits = Host::find(|_| None, |host| (host.version, host.layout));
+    let fits = Host::find(None, |_| None, |host| (host.version, host.layout));
     vec![match fits {
         Ok((version, layout)) => {
             good(ITEM, format!("{} has ggml {version} (tables {}): Berth fits", opened.file().display(), layout.name()))
