@@ -215,6 +215,17 @@ fn the_library_needs_libc_libgcc_s_and_the_loader_only() {
     }
 }
 
+/// Rust looks for functions of newer systems, which older ones lack: a program must link without them.
+#[test]
+fn what_the_static_library_may_miss_is_weak() {
+    let Some(prefix) = installed() else { return };
+    let mut nm = peer::plain("nm");
+    nm.args(["--undefined-only", "--format=posix"]).arg(prefix.join("lib/libberth.a"));
+    let text = peer::succeeds(nm).stdout;
+    let kind = |name: &str| text.lines().find_map(|l| l.trim_end().strip_prefix(name)?.strip_prefix(' ')).unwrap_or("none");
+    assert_eq!((kind("pidfd_spawnp"), kind("malloc")), ("w", "U"), "{text}");
+}
+
 #[test]
 fn names_are_as_a_distribution_has_them() {
     let Some(prefix) = installed() else { return };

@@ -1,6 +1,7 @@
 //! The libraries as they are shipped: without debug information, the static one with no name of its own but the documented ones.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -32,8 +33,9 @@ pub(crate) fn stripped(file: &Path, work: &Path) -> Result<Vec<u8>> {
 pub(crate) fn one_object(archive: &Path, symbols: &BTreeSet<String>, work: &Path) -> Result<Vec<u8>> {
     let at = |name: &str| work.join(name);
     fs::write(at("symbols"), symbols.iter().fold(String::new(), |all, s| all + s + "\n"))?;
-    let mut strip = binutil("strip")?;
-    strip.arg("--strip-debug").arg("-o").arg(at("plain.a")).arg(archive);
+    // Rust's own libraries carry their bitcode, which binutils with LLVM's plugin takes for the object.
+    let mut strip = binutil("objcopy")?;
+    strip.args(["--strip-debug", "--remove-section=.llvmbc", "--remove-section=.llvmcmd"]).arg(archive).arg(at("plain.a"));
     run(strip)?;
     // What no documented function needs is left out: half of it. Sections stay apart, so that a program's linker can leave out more.
     let mut ld = binutil("ld")?;
@@ -41,10 +43,10 @@ pub(crate) fn one_object(archive: &Path, symbols: &BTreeSet<String>, work: &Path
     ld.arg("-o").arg(at("all.o")).arg(at("plain.a"));
     run(ld)?;
     let mut objcopy = binutil("objcopy")?;
-    let mut option = std::ffi::OsString::from("--keep-global-symbols=");
+    let mut option = OsString::from("--keep-global-symbols=");
     option.push(at("symbols"));
-    // Rust's own libraries carry their bitcode, which binutils with LLVM's plugin takes for the object.
-    objcopy.args(["--remove-section=.llvmbc", "--remove-section=.llvmcmd"]);
+    // That ld forgets which names may be missing: functions of newer systems that Rust looks for.
+    objcopy.args(weak(&at("plain.a"))?.iter().map(|name| format!("--weaken-symbol={name}")));
     objcopy.arg(option).arg(at("all.o")).arg(at("berth.o"));
     run(objcopy)?;
     let mut ar = binutil("ar")?;
@@ -52,6 +54,16 @@ pub(crate) fn one_object(archive: &Path, symbols: &BTreeSet<String>, work: &Path
     ar.arg("rcsD").arg(at("libberth.a")).arg(at("berth.o"));
     run(ar)?;
     fs::read(at("libberth.a")).context("libberth.a")
+}
+
+/// Names that objects of an archive use, and that may be missing.
+fn weak(archive: &Path) -> Result<BTreeSet<String>> {
+    let mut nm = binutil("nm")?;
+    nm.args(["--undefined-only", "--format=posix"]).arg(archive);
+    let output = nm.output().context("nm")?;
+    ensure!(output.status.success(), "nm: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(text.lines().filter_map(|l| l.trim_end().strip_suffix(" w")).map(str::to_owned).collect())
 }
 
 /// The libraries that a program needs which links the static one: what rustc says for Rust's own, and what build scripts of dependencies name
