@@ -172,6 +172,34 @@ fn pkg_config_projects_link_both_libraries_with_gcc_and_clang() {
     assert!(pkg_config(prefix, "--static --libs berth").contains("-lgcc_s"), "a static link needs more");
 }
 
+/// The Makefile of the examples asks pkg-config, as it is called by somebody who has Berth installed.
+#[test]
+fn the_examples_are_made_by_pkg_config() {
+    let Some(prefix) = installed() else { return };
+    if !["make", "pkg-config", "gcc", "g++"].iter().all(|t| have(t)) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let dir = scratch.dir("c-examples");
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../c-examples")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e != "o") || path.ends_with("Makefile") {
+            fs::copy(&path, dir.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let mut make = peer::plain("make");
+    for variable in ["CFLAGS", "CXXFLAGS", "MAKEFLAGS", "BERTH_CFLAGS", "BERTH_LIBS"] {
+        make.env_remove(variable);
+    }
+    make.arg("-C").arg(&dir).arg("alone").arg(format!("PKG_CONFIG_PATH={}", prefix.join("lib/pkgconfig").display()));
+    peer::succeeds(make);
+    for program in ["moe", "engine"] {
+        let mut command = peer::plain(dir.join(program));
+        command.env("LD_LIBRARY_PATH", prefix.join("lib"));
+        assert!(peer::succeeds(command).stdout.contains(if program == "moe" { "as in plain C" } else { "right" }));
+    }
+}
+
 fn repository(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)).unwrap()
 }
