@@ -1,7 +1,9 @@
 //! docs/embedding.md: llama.cpp's types and its parser and create_tensor calling Berth, compiled against a real libllama, which then loads the model
 //! with the same rules and puts every tensor where they said.
 
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 mod common;
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/peer.rs"]
 mod peer;
 

@@ -6,10 +6,12 @@
 mod common;
 #[path = "support/full.rs"]
 mod full;
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/peer.rs"]
 mod peer;
 #[path = "common/placed.rs"]
 mod placed;
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/prefix.rs"]
 mod prefix;
 #[path = "support/tree.rs"]

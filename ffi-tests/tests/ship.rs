@@ -1,6 +1,7 @@
 //! What `cargo xtask dist` installs, as others use it: from a prefix that was moved and has a blank in its name, by CMake and by pkg-config, shared
 //! and static, in C and C++, with gcc and clang, plainly and under valgrind. And what of it can be seen from outside.
 
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/peer.rs"]
 mod peer;
 #[path = "support/prefix.rs"]

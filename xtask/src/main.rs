@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod abi;
 mod demo;
 mod dist;
 mod figures;
@@ -32,6 +33,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Compare the header with that of the last release, by abidiff.
+    Abi(abi::Args),
     /// Show Berth at work: a stock, prebuilt llama-server with a model's experts in each of Berth's places.
     Demo(demo::Args),
     /// Build what is installed (libraries, header, CMake and pkg-config files, the command, manual pages, licences), and install or pack it.
@@ -60,6 +63,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Abi(args) => abi::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Dist(args) => dist::run(&args),
         Command::Figures(args) => figures::run(&args),

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use install::{Entry, What};
+#[cfg(test)]
+pub(crate) use library::documented;
 
 use crate::shell;
 
