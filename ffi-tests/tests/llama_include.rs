@@ -188,7 +188,7 @@ fn whole_llama_cpp(name: &str, shared: bool) {
     };
     let model = models::smollm_moe().unwrap_or_else(|e| panic!("{e:#}"));
     let experts = experts(&model);
-    let options = Options::default().arg(&["-lv", "4"]);
+    let options = Options { tokens: 48, ..Options::default() }.arg(&["-lv", "4"]);
     let generate = |host: &Host, options: &Options| {
         until_whole(|| greedy_text(host, &model, options).unwrap_or_else(|e| panic!("{e:#}")), |g| agree(&g.text, &g.text, 64))
     };

@@ -14,6 +14,7 @@ mod model;
 mod picture;
 mod plot;
 mod profile;
+mod reference;
 mod setup;
 mod shell;
 mod speed;
@@ -41,7 +42,7 @@ enum Command {
     Dist(dist::Args),
     /// Measure the experts' operation, next to this machine's limits and stock ggml, and write docs/moe-figures.md.
     Figures(figures::Args),
-    /// Write include/berth.h from the exported functions, or check it.
+    /// Write include/berth.h from the exported functions and docs/c-api.md from that, or check them.
     Header(header::Args),
     /// Fetch or build the hosts that Berth is tested against, and say where they are.
     Hosts(hosts::Args),
