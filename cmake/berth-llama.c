@@ -12,7 +12,7 @@
 
 #include "berth-llama.h"
 
-/* What Berth asks for (src/abi/symbols.rs; a test compares the lists). */
+/* What Berth asks for (src/abi/; a test compares the lists). */
 #define BERTH_LLAMA_NAMES(X) \
     X(ggml_version) \
     X(ggml_init) \
@@ -66,7 +66,20 @@
     X(ggml_backend_dev_count) \
     X(ggml_backend_dev_get) \
     X(ggml_backend_dev_type) \
-    X(ggml_backend_reg_by_name)
+    X(ggml_backend_reg_by_name) \
+    X(ggml_backend_dev_by_type) \
+    X(ggml_backend_dev_init) \
+    X(ggml_backend_dev_backend_reg) \
+    X(ggml_backend_dev_supports_op) \
+    X(ggml_backend_reg_get_proc_address) \
+    X(ggml_backend_free) \
+    X(ggml_backend_graph_compute) \
+    X(ggml_backend_buffer_get_base) \
+    X(ggml_graph_overhead_custom) \
+    X(ggml_new_graph_custom) \
+    X(ggml_graph_add_node) \
+    X(ggml_blck_size) \
+    X(ggml_type_size)
 
 #define BERTH_LLAMA_DECLARE(name) extern void name(void) __attribute__((weak));
 BERTH_LLAMA_NAMES(BERTH_LLAMA_DECLARE)

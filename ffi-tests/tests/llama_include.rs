@@ -139,14 +139,14 @@ fn a_tree_that_has_no_ggml_of_its_own_is_refused() {
 #[test]
 fn the_glue_names_every_function_that_berth_looks_up() {
     let read = |name: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)).unwrap();
-    let (glue, code) = (read("cmake/berth-llama.c"), read("src/abi/symbols.rs"));
+    let (glue, code, cpu) = (read("cmake/berth-llama.c"), read("src/abi/symbols.rs"), read("src/abi/cpu.rs"));
     let handed: BTreeSet<&str> = glue.lines().filter_map(|l| l.trim().strip_prefix("X(")?.split(')').next()).collect();
-    let listed = code.lines().filter_map(|l| l.trim().split_once(": unsafe extern \"C\" fn")).map(|(name, _)| name);
+    let listed = code.lines().chain(cpu.lines()).filter_map(|l| l.trim().split_once(": unsafe extern \"C\" fn")).map(|(name, _)| name);
     let mut asked: BTreeSet<&str> = listed.filter(|n| n.starts_with("ggml_")).collect();
     for rest in code.split("c\"").skip(1) {
         asked.extend(rest.split('"').next().filter(|n| n.starts_with("ggml_") || n.starts_with("GOMP_")));
     }
-    assert!(asked.len() > 45, "{asked:?}");
+    assert!(asked.len() > 60, "{asked:?}");
     assert_eq!(handed, asked);
 }
 
