@@ -3,6 +3,7 @@
 //! The hook is tried on ggml's own sources in a small tree, linked in every way. Whole builds of llama.cpp take eight minutes each on two cores the
 //! first time: they are run with `BERTH_FULL=1`, as `cargo xtask matrix` does.
 
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 mod common;
 #[path = "support/full.rs"]
 mod full;
@@ -11,7 +12,6 @@ mod full;
 mod peer;
 #[path = "common/placed.rs"]
 mod placed;
-#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/prefix.rs"]
 mod prefix;
 #[path = "support/tree.rs"]
