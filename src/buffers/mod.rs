@@ -8,6 +8,7 @@ mod cpu_mmap;
 mod cuda_host;
 mod engine;
 mod fill;
+mod hold;
 mod lasting;
 pub mod progress;
 mod tensors;
@@ -15,9 +16,10 @@ mod vtable;
 
 pub use arena::Arena;
 pub use cpu_mmap::CpuMmap;
-pub use cuda_host::CudaHost;
+pub use cuda_host::{CudaHost, over_mappings};
 pub use engine::EngineArena;
 pub use fill::end as end_of_load;
+pub use hold::{loaded, lock_in_memory, lock_mapping, say_what_stays};
 pub use vtable::{buffer_type, from_host_ptr, over_region};
 
 use std::ffi::CStr;
@@ -26,7 +28,7 @@ use std::sync::Arc;
 
 use crate::config;
 use crate::error::{Error, Result, Status};
-use crate::memory::{Region, pageable::Pageable};
+use crate::memory::{ALIGNMENT, Region, pageable::Pageable};
 use crate::report::{Fallback, Place};
 
 /// A region, and what is to be told about it.
@@ -39,6 +41,8 @@ pub struct Placed {
     pub file: Option<PathBuf>,
     /// Why they do not lie where they should.
     pub fallback: Option<Fallback>,
+    /// How many of them are page-locked, where that is a part.
+    pub pinned: usize,
     /// What decides whether they are kept for the next start.
     lasting: Option<Arc<lasting::Lasting>>,
 }
@@ -48,7 +52,10 @@ pub trait BufferType: Sync + 'static {
     /// Name, as typed in `-ot`.
     const NAME: &'static CStr;
 
-    /// At least `size` zeroed or unspecified bytes (`size` > 0) of this kind, aligned to [`crate::memory::ALIGNMENT`].
+    /// Alignment of tensors in it, in bytes.
+    const ALIGNMENT: usize = ALIGNMENT;
+
+    /// At least `size` zeroed or unspecified bytes (`size` > 0) of this kind, aligned to [`Self::ALIGNMENT`].
     ///
     /// # Errors
     /// Why there is none.
@@ -62,6 +69,22 @@ pub trait BufferType: Sync + 'static {
         Self::attempt(size)
     }
 
+    /// Whether a buffer of this kind may lie over `size` bytes of a mapping, as far as that is known before the mapping is used.
+    ///
+    /// # Errors
+    /// Why not.
+    fn may_be_mapped(_size: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// What is allocated where there is none of this kind, for the reason that `attempt` gave.
+    ///
+    /// # Errors
+    /// If there is nothing.
+    fn instead(size: usize, fallback: Fallback) -> Result<Placed> {
+        Ok(Placed::pageable(Region::from(Pageable::new(size)?), fallback))
+    }
+
     /// [`Self::NAME`] as text.
     fn name() -> &'static str {
         Self::NAME.to_str().unwrap_or("?")
@@ -71,12 +94,12 @@ pub trait BufferType: Sync + 'static {
 impl Placed {
     /// Memory that is what was asked for.
     fn as_asked(region: impl Into<Region>, place: Place, file: Option<PathBuf>) -> Placed {
-        Placed { region: region.into(), place, file, fallback: None, lasting: None }
+        Placed { region: region.into(), place, file, fallback: None, pinned: 0, lasting: None }
     }
 
     /// Plain memory in the place of what was asked for.
     pub fn pageable(region: Region, fallback: Fallback) -> Placed {
-        Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback), lasting: None }
+        Placed { region, place: Place::Pageable, file: None, fallback: Some(fallback), pinned: 0, lasting: None }
     }
 
     /// No bytes.
@@ -85,12 +108,12 @@ impl Placed {
     }
 }
 
-/// Memory of the kind `T`, or pageable memory with the reason.
+/// Memory of the kind `T`, or what there is instead, with the reason.
 ///
 /// # Errors
 /// If there is neither, or, in strict mode, if there is none of the kind.
 pub fn allocate<T: BufferType>(size: usize) -> Result<Placed> {
-    or_pageable(T::name(), size, T::attempt)
+    or_instead::<T>(size, T::attempt)
 }
 
 /// The same for a buffer of the host.
@@ -98,17 +121,24 @@ pub fn allocate<T: BufferType>(size: usize) -> Result<Placed> {
 /// # Errors
 /// As [`allocate`].
 fn allocate_for_host<T: BufferType>(size: usize) -> Result<Placed> {
-    or_pageable(T::name(), size, T::attempt_for_host)
+    or_instead::<T>(size, T::attempt_for_host)
 }
 
-fn or_pageable(asked: &str, size: usize, attempt: impl Fn(usize) -> std::result::Result<Placed, Fallback>) -> Result<Placed> {
+fn or_instead<T: BufferType>(size: usize, attempt: impl Fn(usize) -> std::result::Result<Placed, Fallback>) -> Result<Placed> {
     if size == 0 {
         return Ok(Placed::empty());
     }
-    attempt(size).or_else(|fallback| {
-        permit(asked, size, &fallback)?;
-        Ok(Placed::pageable(Region::from(Pageable::new(size)?), fallback))
-    })
+    match attempt(size) {
+        Ok(placed) => {
+            // A part of what was asked is a fallback too.
+            placed.fallback.as_ref().map_or(Ok(()), |fallback| permit(T::name(), size, fallback))?;
+            Ok(placed)
+        }
+        Err(fallback) => {
+            permit(T::name(), size, &fallback)?;
+            T::instead(size, fallback)
+        }
+    }
 }
 
 /// Whether a fallback is allowed at all.

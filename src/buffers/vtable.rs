@@ -6,12 +6,13 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::marker::PhantomData;
 
+use super::hold::{self, Hold};
 use super::tensors::{Contents, Span};
-use super::{BufferType, CpuMmap, Placed};
+use super::{BufferType, Placed};
 use crate::abi::*;
 use crate::error::Result;
 use crate::log;
-use crate::memory::{ALIGNMENT, Region, mapping};
+use crate::memory::{Region, mapping};
 use crate::report::{self, Place};
 
 /// The ggml buffer type for `T`, in the layout of the host. Its context is the host. It is never freed.
@@ -26,35 +27,36 @@ pub fn buffer_type<T: BufferType>(host: &'static Host, device: *mut ggml_backend
     }
 }
 
-/// A `CPU_MMAP` buffer over memory of the host: zero copy.
+/// A buffer of the kind `T` over memory of the host: zero copy. `CUDA_Host` is page-locked when the load is over ([`super::loaded`]).
 ///
 /// # Errors
-/// If `base` is NULL and `size` is not 0, or the range wraps around.
+/// If `base` is NULL and `size` is not 0, or the range wraps around; for `CUDA_Host` in strict mode, if there is no driver.
 ///
 /// # Safety
 /// `base` must point at `size` bytes that stay mapped until the buffer is freed, and `buft` must live as long.
-pub unsafe fn from_host_ptr(
+pub unsafe fn from_host_ptr<T: BufferType>(
     buft: *mut ggml_backend_buffer_type,
     host: &'static Host,
     base: *mut u8,
     size: usize,
 ) -> Result<*mut ggml_backend_buffer> {
     if size > 0 && base.is_null() {
-        return Err(crate::error::Error::invalid(format!("{}: a buffer of {size} bytes at NULL", CpuMmap::name())));
+        return Err(crate::error::Error::invalid(format!("{}: a buffer of {size} bytes at NULL", T::name())));
     }
     if base.addr().checked_add(size).is_none() {
-        return Err(crate::error::Error::invalid(format!("{}: {size} bytes at {base:p} wrap around", CpuMmap::name())));
+        return Err(crate::error::Error::invalid(format!("{}: {size} bytes at {base:p} wrap around", T::name())));
     }
     if size == 0 {
-        return Ok(new_buffer(buft, host, CpuMmap::name(), Placed::empty()));
+        return Ok(new_buffer(buft, host, T::name(), Placed::empty()));
     }
+    T::may_be_mapped(size)?;
     let mapped = mapping::find(base);
     // What the kernel does not tell is taken as the host says: it hands out the pointer to be used.
     let writable = mapped.as_ref().is_none_or(|m| m.writable);
     let file = mapped.and_then(|m| m.file);
     // SAFETY: the caller vouches for the memory.
     let region = unsafe { Region::borrowed(base, size, writable) };
-    Ok(new_buffer(buft, host, CpuMmap::name(), Placed::as_asked(region, Place::Mapped, file)))
+    Ok(new_buffer(buft, host, T::name(), Placed::as_asked(region, Place::Mapped, file)))
 }
 
 /// A buffer over a region that somebody else has allocated, filled and reported: the loader's. It must be freed before the region goes.
@@ -72,7 +74,7 @@ pub unsafe fn over_region(
 ) -> *mut ggml_backend_buffer {
     // SAFETY: the caller vouches for the memory.
     let region = unsafe { Region::borrowed(base, size, writable) };
-    wrap(buft, Contents { host, name, region, id: None, announced: true.into(), lasting: None })
+    wrap(buft, Contents { host, name, region: region.into(), id: None, announced: true.into(), hold: Hold::default(), lasting: None })
 }
 
 /// Trampolines of a buffer type whose table has the layout `I`.
@@ -122,7 +124,7 @@ impl<T: BufferType, I> TypeTable<T, I> {
     }
 
     unsafe extern "C" fn get_alignment(_: *mut ggml_backend_buffer_type) -> usize {
-        guard("get_alignment", ALIGNMENT, || ALIGNMENT)
+        guard("get_alignment", T::ALIGNMENT, || T::ALIGNMENT)
     }
 
     unsafe extern "C" fn is_host(_: *mut ggml_backend_buffer_type) -> bool {
@@ -132,13 +134,20 @@ impl<T: BufferType, I> TypeTable<T, I> {
 
 /// Makes the host's buffer struct around new memory, and reports it.
 fn new_buffer(buft: *mut ggml_backend_buffer_type, host: &'static Host, name: &'static str, placed: Placed) -> *mut ggml_backend_buffer {
-    let Placed { region, place, file, fallback, lasting } = placed;
+    let Placed { region, place, file, fallback, pinned, lasting } = placed;
     let announce = place != Place::Pageable || fallback.is_some();
     let id = report::add_buffer(name, place, region.len(), file, fallback, announce);
+    if place == Place::PartlyPinned {
+        report::pinned(id, pinned);
+    }
+    let region = std::sync::Arc::new(region);
+    if place == Place::Mapped {
+        hold::wait(name, id, &region);
+    }
     if let Some(lasting) = &lasting {
         lasting.attach(id);
     }
-    let contents = Contents { host, name, region, id: Some(id), announced: announce.into(), lasting };
+    let contents = Contents { host, name, region, id: Some(id), announced: announce.into(), hold: Hold::default(), lasting };
     wrap(buft, contents)
 }
 
@@ -165,6 +174,7 @@ fn end(contents: Contents) {
     // Whoever frees buffers without ever computing does not say that a load is over.
     super::end_of_load();
     drop(contents);
+    hold::say_what_stays();
     if let Some(id) = id {
         report::remove_buffer(id);
     }

@@ -25,20 +25,29 @@ pub fn check(node: u32) -> Result<()> {
 pub fn prefer(region: &Region, node: u32) -> Result<()> {
     check(node)?;
     if super::system::numa_nodes() > 1 {
-        ask(region, node);
+        ask(region.base(), region.len(), node);
     }
     Ok(())
 }
 
+/// The same for a part of memory, unless the process has a policy of its own (`numactl`), which is the user's word.
+pub(super) fn suggest(base: *mut u8, len: usize, node: u32) {
+    let mut policy: libc::c_int = 0;
+    // SAFETY: `policy` is writable; no mask is asked for.
+    let known = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut policy, 0usize, 0usize, 0usize, 0usize) } == 0;
+    if known && policy == libc::MPOL_DEFAULT {
+        ask(base, len, node);
+    }
+}
+
 /// Whether the kernel took the wish.
-fn ask(region: &Region, node: u32) -> bool {
+fn ask(base: *mut u8, len: usize, node: u32) -> bool {
     const BITS: usize = usize::BITS as usize;
     let mut mask = [0usize; 16];
     let Some(word) = mask.get_mut(node as usize / BITS) else { return false };
     *word |= 1 << (node as usize % BITS);
-    // SAFETY: the pages of the region are its own, the mask has as many bits as it says, and no page is moved or lost by the call.
-    let result =
-        unsafe { libc::syscall(libc::SYS_mbind, region.base(), region.len(), libc::MPOL_PREFERRED, mask.as_ptr(), mask.len() * BITS, 0) };
+    // SAFETY: the pages are the caller's, the mask has as many bits as it says, and no page is moved or lost by the call.
+    let result = unsafe { libc::syscall(libc::SYS_mbind, base, len, libc::MPOL_PREFERRED, mask.as_ptr(), mask.len() * BITS, 0) };
     result == 0
 }
 
@@ -52,8 +61,9 @@ mod tests {
         let region = Region::from(Pageable::new(3 << 20).unwrap());
         assert!(prefer(&region, 0).is_ok());
         // Kernels without NUMA do not know the call at all.
-        assert!(ask(&region, 0) || std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS));
-        assert!(!ask(&region, 100_000));
+        assert!(ask(region.base(), region.len(), 0) || std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS));
+        assert!(!ask(region.base(), region.len(), 100_000));
+        suggest(region.base(), region.len(), 0);
         let error = prefer(&region, 4000).unwrap_err();
         assert!(error.message.contains("NUMA node 4000"), "{error}");
     }
