@@ -228,6 +228,12 @@ impl Context {
     /// Runs `body` with the context current on this thread, and puts back what was current before.
     fn with<T>(&self, body: impl FnOnce(&Functions) -> std::result::Result<T, Refused>) -> std::result::Result<T, Refused> {
         let driver = self.driver;
+        if !driver.answers() {
+            let lost = driver.lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let error =
+                lost.unwrap_or_else(|| Error::new(Status::Driver, "this process was forked from the one that uses the CUDA driver"));
+            return Err(Refused { error, memory: false, already: false });
+        }
         // SAFETY: the handle is retained.
         driver.check("cuCtxPushCurrent", unsafe { (driver.functions.push)(self.handle) })?;
         let result = body(&driver.functions);
