@@ -332,4 +332,76 @@ mod tests {
         note("second");
         assert_eq!((take_note().as_deref(), take_note()), (Some("first"), None));
     }
+
+    /// Where the fake driver's calls go; set in the process that [`hundreds_of_gib_are_locked_in_chunks_that_new_drivers_take`] starts.
+    const LOG: &str = "FAKE_CUDA_LOG";
+
+    /// Address space without memory behind it, which nobody touches.
+    struct Reserved(*mut u8, usize);
+
+    impl Reserved {
+        fn new(len: usize) -> Reserved {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
+            assert_ne!(base, libc::MAP_FAILED);
+            Reserved(base.cast(), len)
+        }
+    }
+
+    impl Drop for Reserved {
+        fn drop(&mut self) {
+            // SAFETY: the mapping made in `new`.
+            unsafe { libc::munmap(self.0.cast(), self.1) };
+        }
+    }
+
+    #[test]
+    fn hundreds_of_gib_are_locked_in_chunks_that_new_drivers_take() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("ffi-tests/c/fake_cuda.c");
+        let mut compile = std::process::Command::new("cc");
+        compile.args(["-std=c11", "-O1", "-pthread", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]);
+        let built = compile.arg(dir.path().join("libcuda.so.1")).arg(source).status().expect("cc is missing: apt-get install gcc");
+        assert!(built.success());
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "memory::registered::tests::in_the_process_with_the_fake_driver", "--ignored"]);
+        let log = dir.path().join("calls");
+        let output = child.env("LD_LIBRARY_PATH", dir.path()).env(LOG, &log).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        let calls = std::fs::read_to_string(log).unwrap();
+        let sizes = |name: &str| -> Vec<usize> {
+            let fields = calls.lines().map(|l| l.split(' ').collect::<Vec<_>>());
+            fields.filter(|f| f[1] == name && f[2] == "0").map(|f| f[4].parse().unwrap()).collect()
+        };
+        let (mut locked, mut unlocked) = (sizes("cuMemHostRegister"), sizes("cuMemHostUnregister"));
+        assert!(
+            locked.iter().sum::<usize>() >= 700 << 30 && locked.iter().all(|n| *n <= LARGEST) && locked.contains(&LARGEST),
+            "{locked:?}"
+        );
+        locked.sort_unstable();
+        unlocked.sort_unstable();
+        assert_eq!(locked, unlocked);
+    }
+
+    #[test]
+    #[ignore = "started by hundreds_of_gib_are_locked_in_chunks_that_new_drivers_take, with a driver of its own"]
+    fn in_the_process_with_the_fake_driver() {
+        const LEN: usize = 700 << 30;
+        assert!(std::env::var_os(LOG).is_some(), "it needs that driver");
+        let space = Reserved::new(LEN);
+        let mut pages = Registered::new(Context::retain(0).unwrap(), super::super::driver::PORTABLE, Pages::Anonymous);
+        let mut said = Vec::new();
+        // SAFETY: the range stays until it is released.
+        unsafe { pages.lock(space.0, LEN, None, Vec::new(), &mut |done| said.push(done)) }.unwrap();
+        assert_eq!((pages.bytes(), said.last()), (LEN, Some(&(LEN as u64))));
+        // A tensor of 90 GiB over the end of what is locked: all that is locked of it is given back, and no more.
+        let start = LEN - (80 << 30);
+        assert!(pages.keep_whole(space.0.wrapping_add(start), 90 << 30));
+        assert_eq!(pages.bytes(), start);
+        assert!(!pages.keep_whole(space.0, start) && !pages.keep_whole(space.0.wrapping_add(start), 1 << 30));
+        assert!(pages.release());
+        assert_eq!(pages.bytes(), 0);
+    }
 }
