@@ -333,4 +333,12 @@ int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t size) {
     return done("cuMemcpyHtoD", error, (uintptr_t)from, size);
 }
 
+int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t size) {
+    int error = in_context(begin("cuMemcpyDtoH"));
+    if (!error) {
+        memcpy(to, (const void *)(uintptr_t)from, size);
+    }
+    return done("cuMemcpyDtoH", error, (uintptr_t)to, size);
+}
+
 int cuCtxSynchronize(void) { return done("cuCtxSynchronize", in_context(begin("cuCtxSynchronize")), 0, 0); }

@@ -7,6 +7,7 @@ mod cgroup;
 mod cuda;
 #[path = "support/ggml.rs"]
 mod ggml;
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/peer.rs"]
 mod peer;
 #[path = "support/scratch.rs"]
@@ -360,6 +361,28 @@ fn more_than_a_cgroup_has_never_gets_a_process_killed() {
             assert!(buffer.locked_bytes > 7 << 20 && buffer.locked_bytes <= 8 << 20, "{what}: {}", buffer.locked_bytes);
         }
     }
+}
+
+/// The script for a machine with a GPU, without one: it builds, asks what it is to ask, and says what it was told.
+#[test]
+fn the_script_for_a_gpu_runs_and_shows_both_methods() {
+    let scratch = Scratch::new();
+    let driver = cuda::fake_driver(&scratch.path().join("driver"));
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("device/pin.sh");
+    let run = |path: &std::path::Path| {
+        let mut command = peer::plain("sh");
+        command.arg(&script).arg(scratch.path().join("out")).env("LD_LIBRARY_PATH", path).env("PIN_GIB", "1");
+        command.env("CARGO_TARGET_DIR", ffi_tests::target_dir().unwrap());
+        run::run(command, Duration::from_secs(900)).and_then(|o| o.checked("pin.sh")).unwrap_or_else(|e| panic!("{e:#}")).stdout
+    };
+    let shown = run(&driver);
+    for method in ["alloc", "register"] {
+        let row = shown.lines().find(|l| l.starts_with(&format!("| 1 | {method} | "))).unwrap_or_else(|| panic!("{shown}"));
+        assert!(row.contains("| 1.00 |") && row.contains("| yes, yes, yes |"), "{row}");
+    }
+    assert!(shown.contains("copy over two locked pieces: 0 (0 is expected)"), "{shown}");
+    assert!(shown.contains("copy over the end of what is locked: 1 (1, invalid value, is expected)"), "{shown}");
+    assert!(run(&scratch.dir("none")).starts_with("not measured: no CUDA driver") || std::path::Path::new("/dev/nvidia0").exists());
 }
 
 fn wrapped(around: &[&str], command: Command) -> Command {

@@ -1,7 +1,9 @@
 //! `CUDA_Host` in a stock llama.cpp, against a driver that fails on command: page-locked when it can be, and the same text whatever fails.
 
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/cuda.rs"]
 mod cuda;
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/peer.rs"]
 mod peer;
 

@@ -20,7 +20,7 @@ use crate::report::{Fallback, Place, Reason, human};
 pub struct CudaHost;
 
 /// The limit of all locked memory that the settings give.
-pub(super) fn limit(config: &Config) -> Limit {
+pub fn limit(config: &Config) -> Limit {
     match config.pin_limit {
         PinLimit::Percent(percent) => Limit::Percent(percent),
         PinLimit::Bytes(bytes) => Limit::Bytes(bytes),
@@ -44,7 +44,7 @@ pub(super) fn settings(config: &Config) -> Settings {
 }
 
 /// Why weights are not page-locked at all, if a setting says so.
-pub(super) fn switched_off(config: &Config) -> Option<Fallback> {
+pub fn switched_off(config: &Config) -> Option<Fallback> {
     let variable = match config {
         Config { pin: Some(Pin::Off), .. } => "BERTH_PIN=off",
         Config { no_pinned: true, .. } => "GGML_CUDA_NO_PINNED",

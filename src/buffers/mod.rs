@@ -16,7 +16,7 @@ mod vtable;
 
 pub use arena::Arena;
 pub use cpu_mmap::CpuMmap;
-pub use cuda_host::{CudaHost, over_mappings};
+pub use cuda_host::{CudaHost, limit as pin_limit, over_mappings, switched_off as pin_switched_off};
 pub use engine::EngineArena;
 pub use fill::end as end_of_load;
 pub use hold::{loaded, lock_in_memory, lock_mapping, say_what_stays};
