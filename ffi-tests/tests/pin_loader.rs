@@ -3,6 +3,7 @@
 #[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/cuda.rs"]
 mod cuda;
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "support/loading.rs"]
 mod loading;
 #[expect(dead_code, reason = "shared with tests that use more of it")]
