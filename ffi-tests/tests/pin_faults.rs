@@ -12,6 +12,8 @@ mod ggml;
 mod peer;
 #[path = "support/scratch.rs"]
 mod scratch;
+#[path = "support/wrap.rs"]
+mod wrap;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -222,7 +224,7 @@ fn a_driver_with_less_memory_gives_what_it_has() {
     let pinned = seen.buffer().pinned_bytes as usize;
     assert_eq!((seen.buffer().got.as_str(), seen.reason()), ("partly_pinned", Some("pin_failed")));
     // 256 MiB, then 644 that are refused, then 322: whole tensors of them.
-    assert!(pinned >= 500 * MIB && pinned <= 600 * MIB, "{pinned}");
+    assert!((500 * MIB..=600 * MIB).contains(&pinned), "{pinned}");
     assert!(seen.calls.balanced("less", false) <= 600 * MIB);
     // In one piece there is less to be had.
     let seen = peer.run(&["use", &ALL.to_string(), "9"], &[("FAKE_CUDA_IN_ALL", &limit), ("BERTH_PIN", "alloc")]);
@@ -339,7 +341,7 @@ fn more_than_a_cgroup_has_never_gets_a_process_killed() {
         if !with_driver {
             command.env("LD_LIBRARY_PATH", peer.scratch.dir("none"));
         }
-        let seen = peer.start(group.wrap(wrapped(&tight, command)), &what);
+        let seen = peer.start(group.wrap(wrap::wrap(&command, tight[0], &tight[1..])), &what);
         let (buffer, killed, most) = (seen.buffer(), group.killed().unwrap_or(0), group.most().unwrap());
         eprintln!("{what}: {} of {} bytes pinned, {} locked, at most {most} used", buffer.pinned_bytes, buffer.bytes, buffer.locked_bytes);
         assert_eq!(killed, 0, "{what}");
@@ -358,7 +360,7 @@ fn more_than_a_cgroup_has_never_gets_a_process_killed() {
         }
         // What is page-locked and what is locked with `mlock` share one limit.
         if !with_driver {
-            assert!(buffer.locked_bytes > 7 << 20 && buffer.locked_bytes <= 8 << 20, "{what}: {}", buffer.locked_bytes);
+            assert!((7 << 20..=8 << 20).contains(&buffer.locked_bytes), "{what}: {}", buffer.locked_bytes);
         }
     }
 }
@@ -383,17 +385,4 @@ fn the_script_for_a_gpu_runs_and_shows_both_methods() {
     assert!(shown.contains("copy over two locked pieces: 0 (0 is expected)"), "{shown}");
     assert!(shown.contains("copy over the end of what is locked: 1 (1, invalid value, is expected)"), "{shown}");
     assert!(run(&scratch.dir("none")).starts_with("not measured: no CUDA driver") || std::path::Path::new("/dev/nvidia0").exists());
-}
-
-fn wrapped(around: &[&str], command: Command) -> Command {
-    let Some((first, rest)) = around.split_first() else { return command };
-    let mut outer = Command::new(first);
-    outer.args(rest).arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => outer.env(name, value),
-            None => outer.env_remove(name),
-        };
-    }
-    outer
 }
