@@ -266,6 +266,12 @@ struct berth_error_info {
 };
 
 /**
+ * Gives the address of the function of ggml that is called `name`, or of GNU's `GOMP_parallel`; NULL if there is none. The pointer given with the
+ * function.
+ */
+typedef void *(*berth_symbol_fn)(const char *name, void *user);
+
+/**
  * Takes a message: level 1 error, 2 warning, 3 information; one line without newline, valid during the call; the pointer given with the
  * function.
  */
@@ -833,10 +839,24 @@ const char *berth_last_error(void);
 enum berth_status berth_last_error_info(struct berth_error_info *info);
 
 /**
- * Berth as a ggml backend registry, for `ggml_backend_register`. Needs a ggml of version 0.9.0 or newer in the process, as a shared library.
- * The same pointer at every call. NULL if there is no ggml that fits, or a `BERTH_*` variable has a bad value: see `berth_last_error`.
+ * Berth as a ggml backend registry, for `ggml_backend_register`. Needs a ggml of version 0.9.0 or newer in the process, as a shared library
+ * (`berth_reg_of` needs none). The same pointer at every call. NULL if there is no ggml that fits, or a `BERTH_*` variable has a bad value: see `berth_last_error`.
  */
 struct ggml_backend_reg *berth_reg(void);
+
+/**
+ * Berth as a ggml backend registry, as `berth_reg`, for a program that links ggml statically, or that knows which of several is meant: `find`
+ * gives the functions of that ggml, and nothing is searched. `lib/cmake/berth/berth-llama.c` has the names it is asked for. Afterwards every
+ * function of this library that needs a ggml and is called where none can be seen uses this one.
+ *
+ * May be called while ggml lists its backends for the first time: of ggml's functions only those of its base are called.
+ *
+ * # Safety
+ * `find` must be NULL, which is an error, or callable with `user` from any thread until the process ends; what it returns must be the
+ * function of that name, of one ggml.
+ */
+struct ggml_backend_reg *berth_reg_of(berth_symbol_fn find,
+                                      void *user);
 
 /**
  * The ggml buffer type `CPU_MMAP`: zero copy over a mapping of the model (through `ggml_backend_dev_buffer_from_host_ptr` with its

@@ -19,18 +19,26 @@ pub const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_P
 /// The host's own default of `GGML_OP_OFFLOAD_MIN_BATCH`.
 const OFFLOAD_MIN_BATCH: u32 = 32;
 
+/// Share of the available memory that may be locked, in percent.
+const PIN_SHARE: u8 = 80;
+
 /// Every variable that Berth reads. All but `BERTH_ISA` are settings below.
-pub const VARIABLES: [&str; 12] = [
+pub const VARIABLES: [&str; 17] = [
     "BERTH_ARENA_DIR",
     "BERTH_ARENA_LIMIT",
     "BERTH_ARENA_PERSIST",
     "BERTH_AUTO",
+    "BERTH_CUDA_DEVICE",
     "BERTH_FILL",
     "BERTH_FUSE",
     "BERTH_ISA",
+    "BERTH_LOCK",
     "BERTH_LOG",
     "BERTH_NUMA",
     "BERTH_OFFLOAD_MIN_BATCH",
+    "BERTH_PIN",
+    "BERTH_PIN_LIMIT",
+    "BERTH_PIN_STAGING",
     "BERTH_REPORT",
     "BERTH_STRICT",
 ];
@@ -51,6 +59,28 @@ pub enum Fill {
     Auto,
     /// By copying what the host hands over.
     Copy,
+}
+
+/// How memory is page-locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// The CUDA driver allocates it.
+    Alloc,
+    /// Ordinary memory is registered with the CUDA driver.
+    Register,
+    /// Not at all.
+    Off,
+    /// The pages of the model's file are registered where the host has mapped them.
+    Mapping,
+}
+
+/// How many bytes may be locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PinLimit {
+    /// A share of the memory that is available.
+    Percent(u8),
+    /// So many in all.
+    Bytes(u64),
 }
 
 /// Where memory should lie on a machine with several NUMA nodes.
@@ -90,6 +120,18 @@ pub struct Config {
     /// `BERTH_OFFLOAD_MIN_BATCH`, or else `GGML_OP_OFFLOAD_MIN_BATCH`: with a GPU, products of at least this many tokens are left to the host,
     /// which may send them there. Default: 32, as the host's.
     pub offload_min_batch: u32,
+    /// `BERTH_PIN`: how `CUDA_Host` is page-locked. Default: `None`, which is `register`, or `alloc` on a device that cannot register.
+    pub pin: Option<Pin>,
+    /// `BERTH_PIN_LIMIT`: how many bytes this process may lock. Default: 80 % of what is available.
+    pub pin_limit: PinLimit,
+    /// `BERTH_PIN_STAGING`: buffers through which a graph's values pass to and from the device `BERTH` are page-locked. Default: off.
+    pub pin_staging: bool,
+    /// `BERTH_CUDA_DEVICE`: number of the device whose context is used for that. Default: 0.
+    pub cuda_device: u32,
+    /// `GGML_CUDA_NO_PINNED`, a variable of the host: weights are not page-locked. As there, any value counts, and none at all.
+    pub no_pinned: bool,
+    /// `BERTH_LOCK`: memory that is not page-locked by the CUDA driver is locked with `mlock`, as far as the limits allow. Default: off.
+    pub lock: bool,
     /// `BERTH_REPORT`: file that always holds the current report. Default: none.
     pub report: Option<PathBuf>,
 }
@@ -109,6 +151,12 @@ impl Default for Config {
             fuse: true,
             auto: false,
             offload_min_batch: OFFLOAD_MIN_BATCH,
+            pin: None,
+            pin_limit: PinLimit::Percent(PIN_SHARE),
+            pin_staging: false,
+            cuda_device: 0,
+            no_pinned: false,
+            lock: false,
             report: None,
         }
     }
@@ -148,6 +196,12 @@ impl Config {
             fuse: get("BERTH_FUSE").map_or(Ok(true), |v| parse_switch("BERTH_FUSE", &v))?,
             auto: get("BERTH_AUTO").map_or(Ok(false), |v| parse_switch("BERTH_AUTO", &v))?,
             offload_min_batch: offload_min_batch(&lookup)?,
+            pin: get("BERTH_PIN").map(|v| parse_pin(&v)).transpose()?,
+            pin_limit: get("BERTH_PIN_LIMIT").map_or(Ok(PinLimit::Percent(PIN_SHARE)), |v| parse_pin_limit(&v))?,
+            pin_staging: get("BERTH_PIN_STAGING").map_or(Ok(false), |v| parse_switch("BERTH_PIN_STAGING", &v))?,
+            cuda_device: get("BERTH_CUDA_DEVICE").map_or(Ok(0), |v| parse_device(&v))?,
+            no_pinned: lookup("GGML_CUDA_NO_PINNED").is_some(),
+            lock: get("BERTH_LOCK").map_or(Ok(false), |v| parse_switch("BERTH_LOCK", &v))?,
             report: get("BERTH_REPORT").map(|v| absolute("BERTH_REPORT", v)).transpose()?,
         };
         Ok(config)
@@ -228,6 +282,32 @@ fn parse_fill(value: &OsStr) -> Result<Fill> {
         Some("copy") => Ok(Fill::Copy),
         _ => Err(bad("BERTH_FILL", value, "auto or copy")),
     }
+}
+
+fn parse_pin(value: &OsStr) -> Result<Pin> {
+    match value.to_str() {
+        Some("alloc") => Ok(Pin::Alloc),
+        Some("register") => Ok(Pin::Register),
+        Some("off") => Ok(Pin::Off),
+        Some("mapping") => Ok(Pin::Mapping),
+        _ => Err(bad("BERTH_PIN", value, "alloc, register, mapping or off")),
+    }
+}
+
+/// A number of bytes, or a share of what is available: `20G`, `60%`.
+fn parse_pin_limit(value: &OsStr) -> Result<PinLimit> {
+    const NAME: &str = "BERTH_PIN_LIMIT";
+    let Some(percent) = value.to_str().and_then(|v| v.strip_suffix('%')) else {
+        return parse_bytes(NAME, value).map(PinLimit::Bytes);
+    };
+    let number = percent.bytes().all(|b| b.is_ascii_digit()).then(|| percent.parse().ok()).flatten();
+    let share = number.filter(|n| *n <= 100).map(PinLimit::Percent);
+    share.ok_or_else(|| bad(NAME, value, "a number of bytes, or of K, M, G or T, or a share of what is available, 0% to 100%"))
+}
+
+fn parse_device(value: &OsStr) -> Result<u32> {
+    let number = value.to_str().filter(|v| v.bytes().all(|b| b.is_ascii_digit())).and_then(|v| v.parse().ok());
+    number.ok_or_else(|| bad("BERTH_CUDA_DEVICE", value, "the number of a CUDA device, from 0"))
 }
 
 fn parse_numa(value: &OsStr) -> Result<Option<Numa>> {
@@ -333,6 +413,17 @@ mod tests {
             ("BERTH_OFFLOAD_MIN_BATCH", "many"),
             ("BERTH_ARENA_DIR", "arena"),
             ("BERTH_REPORT", "r.json"),
+            ("BERTH_PIN", "on"),
+            ("BERTH_PIN", "Alloc"),
+            ("BERTH_PIN_LIMIT", "101%"),
+            ("BERTH_PIN_LIMIT", "+5%"),
+            ("BERTH_PIN_LIMIT", "%"),
+            ("BERTH_PIN_LIMIT", "80 %"),
+            ("BERTH_PIN_LIMIT", "lots"),
+            ("BERTH_PIN_STAGING", "2"),
+            ("BERTH_CUDA_DEVICE", "-1"),
+            ("BERTH_CUDA_DEVICE", "cuda0"),
+            ("BERTH_LOCK", "all"),
         ] {
             let error = from(&[(name, value)]).expect_err(name);
             assert_eq!(error.status, Status::Config);
@@ -386,6 +477,26 @@ mod tests {
     }
 
     #[test]
+    fn the_limit_is_a_size_or_a_share() {
+        for (value, want) in [
+            ("0", PinLimit::Bytes(0)),
+            ("20G", PinLimit::Bytes(20 << 30)),
+            ("0%", PinLimit::Percent(0)),
+            ("60%", PinLimit::Percent(60)),
+            ("100%", PinLimit::Percent(100)),
+        ] {
+            assert_eq!(from(&[("BERTH_PIN_LIMIT", value)]).unwrap().pin_limit, want, "{value}");
+        }
+    }
+
+    #[test]
+    fn the_hosts_switch_counts_as_there_even_when_it_is_empty() {
+        for value in ["", "0", "1"] {
+            assert!(from(&[("GGML_CUDA_NO_PINNED", value)]).unwrap().no_pinned, "'{value}'");
+        }
+    }
+
+    #[test]
     fn every_documented_value_is_taken() {
         for (value, want) in
             [("1", true), ("on", true), ("true", true), ("yes", true), ("0", false), ("off", false), ("false", false), ("no", false)]
@@ -399,6 +510,10 @@ mod tests {
             ("info", Some(Level::Info)),
             ("debug", Some(Level::Debug)),
         ];
+        for (value, want) in [("alloc", Pin::Alloc), ("register", Pin::Register), ("off", Pin::Off), ("mapping", Pin::Mapping)] {
+            assert_eq!(from(&[("BERTH_PIN", value)]).unwrap().pin, Some(want));
+        }
+        assert_eq!(from(&[("BERTH_CUDA_DEVICE", "3")]).unwrap().cuda_device, 3);
         assert_eq!(from(&[("BERTH_FILL", "auto")]).unwrap().fill, Fill::Auto);
         assert_eq!(from(&[("BERTH_FILL", "copy")]).unwrap().fill, Fill::Copy);
         let numa = [

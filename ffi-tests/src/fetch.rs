@@ -67,6 +67,39 @@ pub fn crate_source(name: &str, version: &str) -> Result<PathBuf> {
     Ok(Path::new(manifest).parent().context("a manifest has no directory")?.to_path_buf())
 }
 
+/// The newest version of an npm package.
+pub fn newest_npm(package: &str) -> Result<String> {
+    let mut npm = tools::command("npm")?;
+    npm.args(["view", "--silent", package, "version"]);
+    version(&client(npm, &format!("npm view {package}"))?, "")
+}
+
+/// The newest version of a PyPI package.
+pub fn newest_pypi(package: &str) -> Result<String> {
+    let mut pip = tools::command("pip")?;
+    pip.args(["index", "versions", "--no-input", "--disable-pip-version-check", package]);
+    // "package (1.2.3)", then all of them.
+    version(&client(pip, &format!("pip index versions {package}"))?, &format!("{package} ("))
+}
+
+/// The newest version of a crate.
+pub fn newest_crate(name: &str) -> Result<String> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // Outside of a workspace, which may hold an older one.
+    let dir = tempfile::tempdir()?;
+    cargo.args(["info", "--quiet", name]).current_dir(dir.path());
+    version(&client(cargo, &format!("cargo info {name}"))?, "version: ")
+}
+
+/// The version that follows `start` on a line.
+fn version(output: &[u8], start: &str) -> Result<String> {
+    let text = String::from_utf8_lossy(output).into_owned();
+    let rest = text.lines().find_map(|l| l.trim().strip_prefix(start).filter(|r| !r.is_empty()));
+    let version: String = rest.unwrap_or_default().chars().take_while(|c| c.is_ascii_alphanumeric() || "._-+".contains(*c)).collect();
+    ensure!(version.starts_with(|c: char| c.is_ascii_digit()), "no version in {text:?}");
+    Ok(version)
+}
+
 /// Runs a registry's client; its failure means that the registry or the package could not be reached.
 fn client(mut command: Command, what: &str) -> Result<Vec<u8>> {
     let out = command.stdin(Stdio::null()).output().map_err(|e| Missing(format!("{what}: {e}")))?;
@@ -118,6 +151,14 @@ fn is_inside(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_version_is_read_from_what_each_client_prints() {
+        assert_eq!(version(b"3.22.1\n", "").unwrap(), "3.22.1");
+        assert_eq!(version(b"p-q (0.3.36)\nAvailable versions: 0.3.36, 0.3.35\n", "p-q (").unwrap(), "0.3.36");
+        assert_eq!(version(b"c #tag\nversion: 0.1.161 (from ..)\n", "version: ").unwrap(), "0.1.161");
+        assert!(version(b"nothing\n", "version: ").is_err() && version(b"latest\n", "").is_err() && version(b"", "").is_err());
+    }
 
     #[test]
     fn an_archive_path_stays_inside() {

@@ -19,6 +19,9 @@ pub struct Report {
     /// How many buffers got something else than was asked, freed ones included.
     #[serde(default)]
     pub fallbacks: u64,
+    /// Bytes that are page-locked now.
+    #[serde(default)]
+    pub pinned: u64,
     /// How the experts were computed.
     #[serde(default)]
     pub blocks: Blocks,
@@ -88,7 +91,7 @@ pub struct Buffer {
     pub id: u64,
     /// The buffer type that the host asked for.
     pub asked: String,
-    /// What it got: `mapped`, `pinned`, `arena`, `pageable`.
+    /// What it got: `mapped`, `pinned`, `partly_pinned`, `arena`, `pageable`.
     pub got: String,
     /// Why that is not what was asked, as a code.
     #[serde(default)]
@@ -107,6 +110,9 @@ pub struct Buffer {
     /// Page-locked bytes.
     #[serde(default)]
     pub pinned_bytes: u64,
+    /// Bytes locked with `mlock`.
+    #[serde(default)]
+    pub locked_bytes: u64,
     /// The file behind it.
     #[serde(default)]
     pub file: Option<PathBuf>,

@@ -71,11 +71,12 @@ fn build(host: &Host, compiler: &str, scratch: &Scratch) -> PathBuf {
     let headers = hosts::headers_of(host.headers.expect("a host with headers")).unwrap_or_else(|e| panic!("{e:#}"));
     let ggml = [host.lib("ggml-base").unwrap().into_os_string(), joined("-Wl,-rpath,", &host.lib_dir)];
     let mut make = peer::plain("make");
-    make.arg("-C").arg(&dir).env("CC", compiler).env_remove("CFLAGS").env_remove("MAKEFLAGS");
+    let cxx = if compiler == "clang" { "clang++" } else { "g++" };
+    make.arg("-C").arg(&dir).env("CC", compiler).env("CXX", cxx).env_remove("CXXFLAGS").env_remove("CFLAGS").env_remove("MAKEFLAGS");
     make.env("BERTH_CFLAGS", joined("-I", &berth.include)).env("BERTH_LIBS", berth.link().join(OsStr::new(" ")));
     make.env("GGML_CFLAGS", joined("-isystem", &headers.ggml_include)).env("GGML_LIBS", ggml.join(OsStr::new(" ")));
     let output = peer::succeeds(make);
-    for option in ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"] {
+    for option in ["-std=c11", "-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"] {
         assert!(output.stdout.contains(option), "built without {option}: {}", output.stdout);
     }
     dir
@@ -98,7 +99,7 @@ fn run(scratch: &Scratch, program: &Path, arg: Option<&Path>, arena: Option<&Pat
 
 fn all_examples(id: &str, compiler: &str, memcheck: bool) {
     let Some(host) = hosts::require(id) else { return };
-    if !have(compiler) || !have("make") {
+    if !have(compiler) || !have(if compiler == "clang" { "clang++" } else { "g++" }) || !have("make") {
         return;
     }
     let scratch = Scratch::new();
@@ -120,8 +121,17 @@ fn all_examples(id: &str, compiler: &str, memcheck: bool) {
     assert_eq!(fs::read_dir(&files).unwrap().count(), 0, "a file was left");
     load_puts_every_tensor_where_the_rules_say(&scratch, &dir.join("load"), memcheck);
 
+    let moe = run(&scratch, &dir.join("moe"), None, None, memcheck);
+    assert_eq!(moe.stdout, "3 tokens, 2 of 4 experts each: as in plain C\n");
+    // Its two parts compute at once, on threads of the engine's own.
+    let engine = run(&scratch, &dir.join("engine"), None, None, memcheck);
+    assert_eq!(engine.stdout, "2 layers in 2 parts: 0 of 12 matrices lie in files, the answers are right\n");
+    let in_files = run(&scratch, &dir.join("engine"), Some(&files), None, memcheck);
+    assert_eq!(in_files.stdout, "2 layers in 2 parts: 12 of 12 matrices lie in files, the answers are right\n");
+    assert_eq!(fs::read_dir(&files).unwrap().count(), 0, "a file was left");
+
     let bench = |args: &[&str]| {
-        let mut command = peer::plain(dir.join("moe_bench"));
+        let mut command = peer::plain(dir.join("bench"));
         command.args(args);
         command
     };

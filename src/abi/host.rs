@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::check::{self, Ops};
-use super::symbols::{self, Api, CanFuseSubgraph};
+use super::symbols::{self, Api, CanFuseSubgraph, Handed};
 use super::*;
 use crate::error::{Error, Result, Status};
 use crate::log::{self, Level};
@@ -124,13 +124,13 @@ unsafe impl Send for Host {}
 unsafe impl Sync for Host {}
 
 impl Host {
-    /// Finds and checks the ggml of the caller. `known` is asked first with its [`Host::id`]: what it answers is the result, so that a host is
+    /// Finds and checks the ggml that was handed over, or that of the caller. `known` is asked first with its [`Host::id`]: what it answers is the result, so that a host is
     /// checked once.
     ///
     /// # Errors
     /// [`Status::HostMismatch`] with one line that says what was found and what is supported.
-    pub fn find<T>(known: impl FnOnce(*const c_void) -> Option<T>, new: impl FnOnce(Host) -> T) -> Result<T> {
-        let found = symbols::find()?;
+    pub fn find<T>(handed: Option<Handed>, known: impl FnOnce(*const c_void) -> Option<T>, new: impl FnOnce(Host) -> T) -> Result<T> {
+        let found = symbols::find(handed)?;
         if let Some(known) = known(found.buffer_init) {
             return Ok(known);
         }
@@ -213,6 +213,11 @@ impl Host {
     /// Whether this ggml has a GPU by now. Costs a search through all loaded objects.
     pub fn has_gpu(&self) -> bool {
         symbols::has_gpu(self.id())
+    }
+
+    /// The file of another backend that this ggml lists under that name. Costs a search through all loaded objects.
+    pub fn other_registered(&self, name: &CStr, ours: *const ggml_backend_reg) -> Option<PathBuf> {
+        symbols::other_registered(self.id(), name, ours)
     }
 
     /// Identifies the ggml: two hosts in one process differ in it.

@@ -18,6 +18,6 @@ pub use context::{borrow, from_foreign, into_foreign};
 pub use cpu::Cpu;
 pub use guard::guard;
 pub use host::{Host, Layout, OLDEST, Version};
-pub use symbols::{Api, CanFuseSubgraph, GompParallel, Library, open_library, stay_loaded};
+pub use symbols::{Api, CanFuseSubgraph, GompParallel, Handed, Library, SymbolFn, open_library, stay_loaded};
 pub use tensor::*;
 pub use vtables::*;

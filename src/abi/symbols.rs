@@ -1,13 +1,14 @@
 //! Finds the ggml that this process already has. Nothing of ggml is linked.
 //!
-//! Owns: the list of functions used ([`Api`]) and the search for the object that defines them. The search goes from the most to the least
-//! certain: the object that called us (its own dependencies name its ggml, also where everything was loaded `RTLD_LOCAL` as in Python or
+//! Owns: the list of functions used ([`Api`]) and the search for the object that defines them. A program that links ggml statically hands them
+//! over ([`Handed`]); otherwise the search goes from the most to the least certain: the object that called us (its own dependencies name its ggml, also where everything was loaded `RTLD_LOCAL` as in Python or
 //! Node, and where two ggml live in one process), then the process's global scope, then every loaded object, if exactly one defines them.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use super::*;
 use crate::error::{Error, Result, Status};
@@ -23,7 +24,7 @@ macro_rules! api {
         pub struct Api { $($(#[$doc])* pub $name: $ty,)* }
 
         impl Api {
-            fn find(object: &Object) -> Result<Api> {
+            fn find(object: &Source) -> Result<Api> {
                 Ok(Api { $($name: {
                     let symbol = concat!(stringify!($name), "\0");
                     let address = object.symbol(CStr::from_bytes_with_nul(symbol.as_bytes()).unwrap_or_default())
@@ -106,23 +107,103 @@ pub(super) struct Found {
     pub(super) log: Option<unsafe extern "C" fn(c_int, *const c_char, ...)>,
     /// File that defines them.
     pub(super) file: PathBuf,
-    object: Object,
+    object: Source,
 }
 
 impl Found {
-    /// Keeps the functions mapped until the process ends: Berth's log goes through them even when their own program has closed them.
+    /// Keeps the functions mapped until the process ends: Berth's log goes through them even when their own program has closed them. Functions
+    /// that were handed over are remembered, for calls that bring none.
     pub(super) fn keep(self) {
-        self.object.into_handle();
+        match self.object {
+            Source::Object(object) => {
+                object.into_handle();
+            }
+            Source::Handed(handed) => {
+                HANDED.lock().unwrap_or_else(PoisonError::into_inner).push((self.buffer_init as usize, handed));
+            }
+        }
     }
 }
 
-/// Finds the ggml of the code that called into this library.
+/// Gives the address of a function of ggml by its name; NULL if this ggml has none.
+pub type SymbolFn = unsafe extern "C" fn(name: *const c_char, user: *mut c_void) -> *mut c_void;
+
+/// The functions of a ggml, handed over by the program that has it.
+#[derive(Clone, Copy)]
+pub struct Handed {
+    find: SymbolFn,
+    user: *mut c_void,
+}
+
+// SAFETY: the pointer is only handed back to the program's function, which may be called from any thread ([`Handed::new`]).
+unsafe impl Send for Handed {}
+
+impl Handed {
+    /// Functions that `find` knows.
+    ///
+    /// # Safety
+    /// `find` must be callable with `user` from any thread until the process ends, and what it returns must be ggml's function of that name.
+    pub unsafe fn new(find: SymbolFn, user: *mut c_void) -> Handed {
+        Handed { find, user }
+    }
+
+    fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: `name` is NUL-terminated; the rest was promised to `new`.
+        let address = unsafe { (self.find)(name.as_ptr(), self.user) };
+        if address.is_null() { None } else { Some(address) }
+    }
+}
+
+/// What was handed over and is in use, by the address of the landmark.
+static HANDED: Mutex<Vec<(usize, Handed)>> = Mutex::new(Vec::new());
+
+/// What was handed over for this ggml.
+fn handed_for(ggml: *const c_void) -> Option<Handed> {
+    HANDED.lock().unwrap_or_else(PoisonError::into_inner).iter().find(|(id, _)| *id == ggml as usize).map(|(_, handed)| *handed)
+}
+
+/// What was handed over, if that is one ggml.
+fn only_handed() -> Option<Handed> {
+    let handed = HANDED.lock().unwrap_or_else(PoisonError::into_inner);
+    handed.first().filter(|first| handed.iter().all(|(id, _)| *id == first.0)).map(|(_, handed)| *handed)
+}
+
+/// Where functions are looked up.
+enum Source {
+    Object(Object),
+    Handed(Handed),
+}
+
+impl Source {
+    fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
+        match self {
+            Source::Object(object) => object.symbol(name),
+            Source::Handed(handed) => handed.symbol(name),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Source::Object(object) => object.name(),
+            Source::Handed(_) => "the ggml that was handed over".to_owned(),
+        }
+    }
+}
+
+/// Finds the ggml that was handed over, or that of the code that called into this library.
 ///
 /// # Errors
 /// [`Status::HostMismatch`] if there is none, if it cannot be told which of several is meant, or if it lacks a function.
-pub(super) fn find() -> Result<Found> {
-    let object = object_of_caller().or_else(Object::global).map_or_else(only_loaded_object, Ok)?;
-    let buffer_init = object.symbol(LANDMARK).ok_or_else(|| mismatch(format!("{} lost its symbols", object.name())))?;
+pub(super) fn find(handed: Option<Handed>) -> Result<Found> {
+    let object = match handed {
+        Some(handed) => Source::Handed(handed),
+        None => match object_of_caller().or_else(Object::global) {
+            Some(object) => Source::Object(object),
+            None => only_handed().map(Source::Handed).map_or_else(|| only_loaded_object().map(Source::Object), Ok)?,
+        },
+    };
+    let buffer_init =
+        object.symbol(LANDMARK).ok_or_else(|| mismatch(format!("{} has no function ggml_backend_buffer_init", object.name())))?;
     let has_2d = object.symbol(c"ggml_backend_tensor_set_2d").is_some();
     let has_alloc_n = object.symbol(c"ggml_backend_buft_alloc_buffer_n").is_some();
     let log = object.symbol(c"ggml_log_internal").map(|address| {
@@ -140,7 +221,11 @@ pub(super) fn find() -> Result<Found> {
     if object.symbol(c"ggml_version").is_none() {
         return Err(mismatch(format!("found a ggml older than 0.9.0 (it has no ggml_version) in {}", object.name())));
     }
-    let (api, file) = (Api::find(&object)?, object.file.clone());
+    let api = Api::find(&object)?;
+    let file = match &object {
+        Source::Object(object) => object.file.clone(),
+        Source::Handed(_) => object_at(buffer_init).unwrap_or_default(),
+    };
     Ok(Found { api, buffer_init, has_2d, has_alloc_n, swiglu_clamp, can_fuse_subgraph, log, file, object })
 }
 
@@ -175,9 +260,12 @@ impl Library {
 /// `GOMP_parallel(function, data, threads, flags)`: the entry of GNU's OpenMP into a parallel region, which LLVM's has too.
 pub type GompParallel = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void, std::ffi::c_uint, std::ffi::c_uint);
 
-/// A function of a library of this ggml other than its base: that of the first loaded object from which both can be seen. `ggml` is the
-/// address of the base's landmark, which tells two ggml in one process apart.
+/// A function of a library of this ggml other than its base: the one handed over, or that of the first loaded object from which both can be
+/// seen. `ggml` is the address of the base's landmark, which tells two ggml in one process apart.
 pub(super) fn of_ggml(ggml: *const c_void, landmark: &CStr, name: &CStr) -> Option<*mut c_void> {
+    if let Some(address) = handed_for(ggml).and_then(|handed| handed.symbol(name)) {
+        return Some(address);
+    }
     let objects = loaded_objects().into_iter().filter_map(|file| Object::open(&file)).chain(Object::open_global());
     objects
         .filter(|o| o.symbol(LANDMARK).is_some_and(|base| std::ptr::eq(base, ggml)) && o.symbol(landmark).is_some())
@@ -209,6 +297,20 @@ pub(super) fn has_gpu(ggml: *const c_void) -> bool {
         let type_of = std::mem::transmute::<*mut c_void, TypeOf>(type_of);
         (0..count).any(|i| [GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU].contains(&type_of(get(i))))
     }
+}
+
+/// The file of another backend that this ggml has under that name, if it has one; `ours` is not another one.
+pub(super) fn other_registered(ggml: *const c_void, name: &CStr, ours: *const ggml_backend_reg) -> Option<PathBuf> {
+    type ByName = unsafe extern "C" fn(*const c_char) -> *mut ggml_backend_reg;
+    let by_name = of_ggml(ggml, c"ggml_backend_reg_by_name", c"ggml_backend_reg_by_name")?;
+    // SAFETY: the symbol has this C signature in every ggml since 0.9.0, `name` is NUL-terminated.
+    let reg = unsafe { std::mem::transmute::<*mut c_void, ByName>(by_name)(name.as_ptr()) };
+    if reg.is_null() || std::ptr::eq(reg, ours) {
+        return None;
+    }
+    // SAFETY: a registry that the host lists is valid, and its layout is the same in every ggml since 0.9.0.
+    let function = unsafe { (*reg).iface.get_name };
+    Some(function.and_then(|f| object_at(f as *const c_void)).unwrap_or_default())
 }
 
 /// Keeps this library mapped until the process ends: buffers that are alive after an unload point into it.

@@ -10,6 +10,7 @@ use super::claim::Claims;
 use super::node::Node;
 use super::{Instance, Kind, stream};
 use crate::abi::*;
+use crate::buffers::{CpuMmap, CudaHost};
 use crate::{buffers, config, log};
 
 /// A device before it is linked.
@@ -88,8 +89,8 @@ unsafe extern "C" fn get_props(device: *mut ggml_backend_device, props: *mut ggm
             caps: ggml_backend_dev_caps {
                 async_: false,
                 host_buffer: false,
-                // Only CPU_MMAP takes the loader's mapping: the others are made to hold a copy.
-                buffer_from_host_ptr: kind == Kind::CpuMmap,
+                // What takes the loader's mapping; the others are made to hold a copy.
+                buffer_from_host_ptr: takes_mappings(kind),
                 events: false,
                 mmap_support: true,
             },
@@ -106,6 +107,7 @@ unsafe extern "C" fn init_backend(device: *mut ggml_backend_device, _params: *co
         if kind == Kind::CpuMmap {
             // A context is made when a model has been loaded: by now the report is complete.
             crate::buffers::end_of_load();
+            crate::buffers::loaded();
             crate::report::loaded();
         }
         instance.look_around();
@@ -137,16 +139,28 @@ unsafe extern "C" fn buffer_from_host_ptr(
     guard("buffer_from_host_ptr", std::ptr::null_mut(), || {
         // SAFETY: the host passes a device of ours.
         let (instance, kind) = unsafe { lookup(device) };
-        if kind != Kind::CpuMmap {
+        if !takes_mappings(kind) {
             log::error!("{}: cannot be laid over existing memory; ask for CPU_MMAP", kind.device_name().to_string_lossy());
             return std::ptr::null_mut();
         }
+        let (buft, host, base) = (instance.buffer_type(kind), &instance.host, base.cast());
         // SAFETY: the host keeps its mapping until it frees the buffer; the type lives for ever.
-        unsafe { buffers::from_host_ptr(instance.buffer_type(kind), &instance.host, base.cast(), size) }.unwrap_or_else(|error| {
+        let buffer = unsafe {
+            match kind {
+                Kind::CudaHost => buffers::from_host_ptr::<CudaHost>(buft, host, base, size),
+                _ => buffers::from_host_ptr::<CpuMmap>(buft, host, base, size),
+            }
+        };
+        buffer.unwrap_or_else(|error| {
             log::error!("{error}");
             std::ptr::null_mut()
         })
     })
+}
+
+/// Whether a device's buffers may lie over the loader's mapping.
+fn takes_mappings(kind: Kind) -> bool {
+    kind == Kind::CpuMmap || kind == Kind::CudaHost && buffers::over_mappings()
 }
 
 unsafe extern "C" fn supports_op(device: *mut ggml_backend_device, op: *const ggml_tensor) -> bool {

@@ -18,9 +18,11 @@ mod team;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
-use crate::abi::{GompParallel, Host, ggml_backend_buffer, ggml_backend_buffer_type, ggml_backend_device, ggml_backend_reg, stay_loaded};
+use crate::abi::{
+    GompParallel, Handed, Host, ggml_backend_buffer, ggml_backend_buffer_type, ggml_backend_device, ggml_backend_reg, stay_loaded,
+};
 use crate::buffers::{self, Arena, BufferType, CpuMmap, CudaHost};
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
 use crate::report::{self, HostInfo};
 use crate::{config, log, moe};
 
@@ -60,13 +62,21 @@ static INSTANCES: Mutex<Vec<&'static Instance>> = Mutex::new(Vec::new());
 /// The instance for the ggml of the caller: made at the first call, the same at every later one.
 ///
 /// # Errors
-/// [`crate::error::Status::Config`] or [`crate::error::Status::HostMismatch`]: then this process goes on without Berth.
+/// [`Status::Config`] or [`Status::HostMismatch`]: then this process goes on without Berth.
 pub fn instance() -> Result<&'static Instance> {
+    instance_of(None)
+}
+
+/// The instance for a ggml whose functions were handed over, or else that of the caller.
+///
+/// # Errors
+/// As [`instance`].
+pub fn instance_of(handed: Option<Handed>) -> Result<&'static Instance> {
     config::get()?;
     moe::isa::detect()?;
     let mut instances = INSTANCES.lock().unwrap_or_else(PoisonError::into_inner);
     let known = |id| instances.iter().copied().find(|i| i.host.id() == id);
-    let instance = Host::find(known, Instance::link)?;
+    let instance = Host::find(handed, known, Instance::link)?;
     if !instances.iter().any(|i| std::ptr::eq(*i, instance)) {
         instances.push(instance);
         // From now on the host holds pointers into this library.
@@ -75,9 +85,27 @@ pub fn instance() -> Result<&'static Instance> {
     Ok(instance)
 }
 
-/// The instance, or one line about why there is none.
+/// The instance for a ggml that loads this library as a backend.
+///
+/// # Errors
+/// As [`instance`]; and [`Status::HostMismatch`] if this ggml has another copy of Berth, whose places have the same names.
+fn instance_for_loader() -> Result<&'static Instance> {
+    let instance = instance()?;
+    // Once: what the host lists later has found this copy.
+    static ALONE: AtomicBool = AtomicBool::new(false);
+    if !ALONE.load(Ordering::Relaxed) {
+        if let Some(file) = instance.host.other_registered(registry::NAME, instance.reg()) {
+            let text = format!("another copy of Berth, {}, is a backend of this process already", file.display());
+            return Err(Error::new(Status::HostMismatch, text));
+        }
+        ALONE.store(true, Ordering::Relaxed);
+    }
+    Ok(instance)
+}
+
+/// The instance for a ggml that loads this library, or one line about why there is none.
 pub fn instance_or_log() -> Option<&'static Instance> {
-    match instance() {
+    match instance_for_loader() {
         Ok(instance) => Some(instance),
         Err(error) => {
             // The host tries again at every `-ot`; the same line again would tell nothing new.

@@ -6,6 +6,9 @@ use super::{Instance, KINDS, stream};
 use crate::abi::*;
 use crate::config::VERSION;
 
+/// Its name in every list of backends.
+pub(super) const NAME: &CStr = c"BERTH";
+
 /// The registry before it is linked, for a host of this layout.
 pub(super) fn reg(layout: Layout) -> ggml_backend_reg {
     ggml_backend_reg {
@@ -21,7 +24,7 @@ pub(super) fn reg(layout: Layout) -> ggml_backend_reg {
 }
 
 unsafe extern "C" fn get_name(_: *mut ggml_backend_reg) -> *const c_char {
-    guard("reg get_name", c"BERTH".as_ptr(), || c"BERTH".as_ptr())
+    guard("reg get_name", NAME.as_ptr(), || NAME.as_ptr())
 }
 
 unsafe extern "C" fn get_device_count(_: *mut ggml_backend_reg) -> usize {

@@ -70,7 +70,7 @@ pub(super) fn file(directory: &arena::Directory, size: usize, header: usize) -> 
 }
 
 /// The directory that the settings name.
-fn open() -> Result<arena::Directory> {
+pub(super) fn open() -> Result<arena::Directory> {
     let config = config::get()?;
     let none = || Error::new(Status::Config, "no directory: neither BERTH_ARENA_DIR nor XDG_CACHE_HOME nor HOME is set");
     arena::Directory::open(config.arena_dir.as_ref().ok_or_else(none)?, config.arena_dir_is_default)

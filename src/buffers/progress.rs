@@ -1,4 +1,5 @@
-//! What is said while memory is filled: one line every few seconds, one at the end, and a warning when nothing comes any more.
+//! What is said while memory is page-locked and while it is filled: one line every few seconds, one at the end, and a warning when nothing comes
+//! any more.
 //!
 //! Owns: when a line is due and what stands in it. Must not know: who fills what, from where.
 
@@ -7,6 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::log;
+use crate::memory::budget;
+use crate::memory::pinned::Step;
 use crate::report::human;
 
 /// Between two lines of progress.
@@ -126,10 +129,56 @@ pub fn end() {
     log::info!("{}, {read} of {} bytes read from files", line("filled", meter.bytes, took), meter.bytes);
 }
 
+/// Page-locking of one buffer, from before it begins.
+pub struct Pin {
+    name: &'static str,
+    asked: u64,
+    said: Instant,
+    started: Instant,
+}
+
+impl Pin {
+    /// For a buffer type.
+    pub fn begin(name: &'static str) -> Pin {
+        let now = Instant::now();
+        Pin { name, asked: 0, said: now, started: now }
+    }
+
+    /// What is known now.
+    pub fn step(&mut self, step: Step) {
+        match step {
+            Step::Begin { bytes, method } => {
+                (self.asked, self.started, self.said) = (bytes, Instant::now(), Instant::now());
+                if bytes >= WORTH_A_LINE {
+                    let left = budget::locked();
+                    log::info!("{}: page-locking {bytes} bytes ({}, {}; {left} are locked)", self.name, size(bytes), method.name());
+                }
+            }
+            Step::At(bytes) if self.said.elapsed() >= SAY_EVERY => {
+                self.said = Instant::now();
+                let so_far = line("page-locked so far", bytes, self.started.elapsed());
+                log::info!("{}: {so_far}, of {}", self.name, size(self.asked));
+            }
+            Step::At(_) => {}
+        }
+    }
+
+    /// So many bytes are locked at the end.
+    pub fn end(self, took: Duration, locked: usize) {
+        if self.asked >= WORTH_A_LINE {
+            log::info!("{}: {}, of {}", self.name, line("page-locked", locked as u64, took), size(self.asked));
+        }
+    }
+}
+
+fn size(bytes: u64) -> String {
+    human(usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
 fn line(what: &str, bytes: u64, took: Duration) -> String {
     let seconds = took.as_secs_f64();
     let rate = bytes as f64 / seconds.max(1e-3) / 1e9;
-    format!("{what}: {} in {seconds:.1} s, {rate:.2} GB/s", human(usize::try_from(bytes).unwrap_or(usize::MAX)))
+    format!("{what}: {} in {seconds:.1} s, {rate:.2} GB/s", size(bytes))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fill;
+use super::hold::Hold;
 use super::lasting::Lasting;
 use super::reading::Reading;
 use crate::abi::{self, Host, ggml_tensor};
@@ -18,12 +19,14 @@ use crate::report;
 pub(super) struct Contents {
     pub(super) host: &'static Host,
     pub(super) name: &'static str,
-    pub(super) region: Region,
+    pub(super) region: Arc<Region>,
     /// Its record in the report; none if its owner keeps that.
     pub(super) id: Option<report::Id>,
     /// Whether its line has been logged. What is allocated in plain memory may be for weights or for a graph's values: that is known only when
     /// the first tensor comes.
     pub(super) announced: AtomicBool,
+    /// What holds its pages.
+    pub(super) hold: Hold,
     /// What decides whether its bytes are kept for the next start.
     pub(super) lasting: Option<Arc<Lasting>>,
     /// Bounds what is dirty while the host reads into it by itself.
@@ -218,6 +221,9 @@ impl Contents {
         {
             report::announce(id, if compute { report::Usage::Compute } else { report::Usage::Tensors });
         }
+        if let Some(id) = self.id {
+            self.hold.decide(self.name, id, &self.region, compute, self.lasting.is_some());
+        }
         // Activations pass here for every graph and are of no interest.
         if !compute {
             self.reading.begin(&self.region);
@@ -234,6 +240,11 @@ impl Contents {
         let bytes = unsafe { (self.host.api.ggml_nbytes)(tensor) };
         let type_name = abi::GGML_TYPES.iter().find(|(number, _)| *number == tensor.type_).map_or("other", |(_, name)| name);
         let name = String::from_utf8_lossy(name).into_owned();
+        if let Some(data) = self.region.within(tensor.data.cast(), bytes)
+            && let Some(pinned) = self.region.keep_whole(self.offset_of(data), bytes)
+        {
+            report::pinned(id, pinned);
+        }
         if let Some(lasting) = &self.lasting
             && let Some(data) = self.region.within(tensor.data.cast(), bytes)
         {

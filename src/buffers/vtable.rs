@@ -6,13 +6,14 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::marker::PhantomData;
 
+use super::hold::{self, Hold};
 use super::reading::Reading;
 use super::tensors::{Contents, Span};
-use super::{BufferType, CpuMmap, Placed};
+use super::{BufferType, Placed};
 use crate::abi::*;
 use crate::error::Result;
 use crate::log;
-use crate::memory::{ALIGNMENT, Region, mapping};
+use crate::memory::{Region, mapping};
 use crate::report::{self, Place};
 
 /// The ggml buffer type for `T`, in the layout of the host. Its context is the host. It is never freed.
@@ -27,35 +28,36 @@ pub fn buffer_type<T: BufferType>(host: &'static Host, device: *mut ggml_backend
     }
 }
 
-/// A `CPU_MMAP` buffer over memory of the host: zero copy.
+/// A buffer of the kind `T` over memory of the host: zero copy. `CUDA_Host` is page-locked when the load is over ([`super::loaded`]).
 ///
 /// # Errors
-/// If `base` is NULL and `size` is not 0, or the range wraps around.
+/// If `base` is NULL and `size` is not 0, or the range wraps around; for `CUDA_Host` in strict mode, if there is no driver.
 ///
 /// # Safety
 /// `base` must point at `size` bytes that stay mapped until the buffer is freed, and `buft` must live as long.
-pub unsafe fn from_host_ptr(
+pub unsafe fn from_host_ptr<T: BufferType>(
     buft: *mut ggml_backend_buffer_type,
     host: &'static Host,
     base: *mut u8,
     size: usize,
 ) -> Result<*mut ggml_backend_buffer> {
     if size > 0 && base.is_null() {
-        return Err(crate::error::Error::invalid(format!("{}: a buffer of {size} bytes at NULL", CpuMmap::name())));
+        return Err(crate::error::Error::invalid(format!("{}: a buffer of {size} bytes at NULL", T::name())));
     }
     if base.addr().checked_add(size).is_none() {
-        return Err(crate::error::Error::invalid(format!("{}: {size} bytes at {base:p} wrap around", CpuMmap::name())));
+        return Err(crate::error::Error::invalid(format!("{}: {size} bytes at {base:p} wrap around", T::name())));
     }
     if size == 0 {
-        return Ok(new_buffer(buft, host, CpuMmap::name(), Placed::empty()));
+        return Ok(new_buffer(buft, host, T::name(), Placed::empty()));
     }
+    T::may_be_mapped(size)?;
     let mapped = mapping::find(base);
     // What the kernel does not tell is taken as the host says: it hands out the pointer to be used.
     let writable = mapped.as_ref().is_none_or(|m| m.writable);
     let file = mapped.and_then(|m| m.file);
     // SAFETY: the caller vouches for the memory.
     let region = unsafe { Region::borrowed(base, size, writable) };
-    Ok(new_buffer(buft, host, CpuMmap::name(), Placed::as_asked(region, Place::Mapped, file)))
+    Ok(new_buffer(buft, host, T::name(), Placed::as_asked(region, Place::Mapped, file)))
 }
 
 /// A buffer over a region that somebody else has allocated, filled and reported: the loader's. It must be freed before the region goes.
@@ -73,7 +75,19 @@ pub unsafe fn over_region(
 ) -> *mut ggml_backend_buffer {
     // SAFETY: the caller vouches for the memory.
     let region = unsafe { Region::borrowed(base, size, writable) };
-    wrap(buft, Contents { host, name, region, id: None, announced: true.into(), lasting: None, reading: Reading::default() })
+    wrap(
+        buft,
+        Contents {
+            host,
+            name,
+            region: region.into(),
+            id: None,
+            announced: true.into(),
+            hold: Hold::default(),
+            lasting: None,
+            reading: Reading::default(),
+        },
+    )
 }
 
 /// Trampolines of a buffer type whose table has the layout `I`.
@@ -123,7 +137,7 @@ impl<T: BufferType, I> TypeTable<T, I> {
     }
 
     unsafe extern "C" fn get_alignment(_: *mut ggml_backend_buffer_type) -> usize {
-        guard("get_alignment", ALIGNMENT, || ALIGNMENT)
+        guard("get_alignment", T::ALIGNMENT, || T::ALIGNMENT)
     }
 
     unsafe extern "C" fn is_host(_: *mut ggml_backend_buffer_type) -> bool {
@@ -136,11 +150,27 @@ fn new_buffer(buft: *mut ggml_backend_buffer_type, host: &'static Host, name: &'
     let announce = placed.place != Place::Pageable || placed.fallback.is_some();
     let id = report::add_buffer(name, placed.place, placed.region.len(), placed.file.clone(), placed.fallback.clone(), announce);
     placed.follow(id);
-    let Placed { region, lasting, .. } = placed;
+    let Placed { region, place, pinned, lasting, .. } = placed;
+    if place == Place::PartlyPinned {
+        report::pinned(id, pinned);
+    }
+    let region = std::sync::Arc::new(region);
+    if place == Place::Mapped {
+        hold::wait(name, id, &region);
+    }
     if let Some(lasting) = &lasting {
         lasting.attach(id);
     }
-    let contents = Contents { host, name, region, id: Some(id), announced: announce.into(), lasting, reading: Reading::default() };
+    let contents = Contents {
+        host,
+        name,
+        region,
+        id: Some(id),
+        announced: announce.into(),
+        hold: Hold::default(),
+        lasting,
+        reading: Reading::default(),
+    };
     wrap(buft, contents)
 }
 
@@ -170,6 +200,7 @@ fn end(contents: Contents) {
         super::numa::forget(id);
     }
     drop(contents);
+    hold::say_what_stays();
     if let Some(id) = id {
         report::remove_buffer(id);
     }

@@ -17,7 +17,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
-use crate::abi::{ggml_backend_buffer_type, ggml_backend_reg, guard};
+use crate::abi::{Handed, ggml_backend_buffer_type, ggml_backend_reg, guard};
 use crate::backend::{self, Kind};
 use crate::config::VERSION;
 use crate::error::{Error, Position, Result, Status};
@@ -142,11 +142,34 @@ pub unsafe extern "C" fn berth_last_error_info(info: *mut ErrorInfo) -> Status {
     })
 }
 
-/// Berth as a ggml backend registry, for `ggml_backend_register`. Needs a ggml of version 0.9.0 or newer in the process, as a shared library.
-/// The same pointer at every call. NULL if there is no ggml that fits, or a `BERTH_*` variable has a bad value: see `berth_last_error`.
+/// Berth as a ggml backend registry, for `ggml_backend_register`. Needs a ggml of version 0.9.0 or newer in the process, as a shared library
+/// (`berth_reg_of` needs none). The same pointer at every call. NULL if there is no ggml that fits, or a `BERTH_*` variable has a bad value: see `berth_last_error`.
 #[unsafe(no_mangle)]
 pub extern "C" fn berth_reg() -> *mut ggml_backend_reg {
     pointer("berth_reg", || Ok(backend::instance()?.reg()))
+}
+
+/// Gives the address of the function of ggml that is called `name`, or of GNU's `GOMP_parallel`; NULL if there is none. The pointer given with the
+/// function.
+pub type SymbolFn = Option<unsafe extern "C" fn(name: *const c_char, user: *mut c_void) -> *mut c_void>;
+
+/// Berth as a ggml backend registry, as `berth_reg`, for a program that links ggml statically, or that knows which of several is meant: `find`
+/// gives the functions of that ggml, and nothing is searched. `lib/cmake/berth/berth-llama.c` has the names it is asked for. Afterwards every
+/// function of this library that needs a ggml and is called where none can be seen uses this one.
+///
+/// May be called while ggml lists its backends for the first time: of ggml's functions only those of its base are called.
+///
+/// # Safety
+/// `find` must be NULL, which is an error, or callable with `user` from any thread until the process ends; what it returns must be the
+/// function of that name, of one ggml.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_reg_of(find: SymbolFn, user: *mut c_void) -> *mut ggml_backend_reg {
+    pointer("berth_reg_of", || {
+        let find = find.ok_or_else(|| Error::invalid("berth_reg_of: find is NULL"))?;
+        // SAFETY: the caller's promise is what is asked for.
+        let handed = unsafe { Handed::new(find, user) };
+        Ok(backend::instance_of(Some(handed))?.reg())
+    })
 }
 
 /// The ggml buffer type `CPU_MMAP`: zero copy over a mapping of the model (through `ggml_backend_dev_buffer_from_host_ptr` with its

@@ -5,7 +5,10 @@
 use std::collections::BTreeMap;
 
 use super::{Tensor, is_mapped};
-use crate::buffers::{Arena, BufferType, CpuMmap, CudaHost, Placed, end_of_load, forget_pages, progress};
+use crate::buffers::{
+    Arena, BufferType, CpuMmap, CudaHost, Placed, end_of_load, forget_pages, lock_in_memory, lock_mapping, over_mappings, progress,
+    say_what_stays,
+};
 use crate::config;
 use crate::error::{Error, Result, Status};
 use crate::gguf::{Model, Part};
@@ -61,6 +64,9 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         forget_pages(self.id);
+        // Before the mapping that it may lie in.
+        drop(std::mem::replace(&mut self.region, Region::empty()));
+        say_what_stays();
         report::remove_buffer(self.id);
     }
 }
@@ -71,6 +77,15 @@ pub(super) struct Change {
     pub(super) buffer: usize,
     pub(super) data: *mut u8,
     pub(super) decision: Decision,
+}
+
+/// What comes before or after the mapping of tensors.
+enum After {
+    Nothing,
+    /// Memory that could not be had, and what that makes of the decisions.
+    Failure(Fallback, Vec<Decision>),
+    /// The pages of the mapping are to be locked.
+    Lock,
 }
 
 /// The result of an allocation.
@@ -92,7 +107,9 @@ pub(super) fn allocate(model: &Model, load: &Load, tensors: &[Box<Tensor>]) -> R
     let mut all = Allocation { buffers: Vec::new(), changes: Vec::new() };
     for ((target, memory), members) in groups {
         if memory == Memory::Mapped {
-            map(model, load, tensors, &target, &members, None, &mut all)?;
+            map(model, load, tensors, &target, &members, After::Nothing, &mut all)?;
+        } else if memory == Memory::Pinned && load.mmap && over_mappings() {
+            map(model, load, tensors, &target, &members, After::Lock, &mut all)?;
         } else {
             copy(model, load, tensors, &target, memory, &members, &mut all)?;
         }
@@ -110,9 +127,15 @@ fn copy(
     members: &[usize],
     all: &mut Allocation,
 ) -> Result<()> {
-    let (size, offsets) = layout(tensors, members)?;
+    let alignment = if memory == Memory::Pinned { CudaHost::ALIGNMENT } else { ALIGNMENT };
+    let (size, offsets) = layout(tensors, members, alignment)?;
+    let strict = config::get()?.strict;
     let attempt = match memory {
-        Memory::Pinned => CudaHost::attempt(size),
+        // In strict mode a part is not enough.
+        Memory::Pinned => CudaHost::attempt(size).and_then(|p| match p.fallback {
+            Some(fallback) if strict => Err(fallback),
+            _ => Ok(p),
+        }),
         Memory::Arena => Arena::attempt(size),
         _ => CpuMmap::attempt(size),
     };
@@ -120,14 +143,16 @@ fn copy(
     let (placed, decisions) = match attempt {
         Ok(placed) => (placed, members.iter().map(|&i| decide(i)).collect::<Vec<_>>()),
         Err(fallback) => {
-            let strict = config::get()?.strict;
             let after = |&i: &usize| after_failure(decide(i), load, size as u64, &fallback.message, strict).map_err(Error::from);
             let decisions = members.iter().map(after).collect::<Result<Vec<_>>>()?;
             if decisions.first().is_some_and(is_mapped) {
-                return map(model, load, tensors, target, members, Some((fallback, decisions)), all);
+                return map(model, load, tensors, target, members, After::Failure(fallback, decisions), all);
             }
-            let region = Region::from(Pageable::new(size)?);
-            (Placed::pageable(region, fallback), decisions)
+            let placed = match memory {
+                Memory::Pinned => CudaHost::instead(size, fallback)?,
+                _ => Placed::pageable(Region::from(Pageable::new(size)?), fallback),
+            };
+            (placed, decisions)
         }
     };
     keep(tensors, target, memory, members, offsets, placed, decisions, all);
@@ -135,13 +160,13 @@ fn copy(
 }
 
 /// Bytes for all of them, and where in those each one starts.
-fn layout(tensors: &[Box<Tensor>], members: &[usize]) -> Result<(usize, Vec<usize>)> {
+fn layout(tensors: &[Box<Tensor>], members: &[usize], alignment: usize) -> Result<(usize, Vec<usize>)> {
     let mut size = 0usize;
     let mut offsets = Vec::with_capacity(members.len());
     for &index in members {
         offsets.push(size);
         // A tensor without bytes has an address of its own too: ggml wants one in the buffer.
-        let padded = round_up(tensors[index].bytes.max(1), ALIGNMENT)?;
+        let padded = round_up(tensors[index].bytes.max(1), alignment)?;
         size = size.checked_add(padded).ok_or_else(|| Error::new(Status::OutOfMemory, "the tensors are larger than an address space"))?;
     }
     Ok((size, offsets))
@@ -163,7 +188,15 @@ fn keep(
     let memory = decisions.first().and_then(|d| d.memory).unwrap_or(memory);
     let id = report::add_buffer(berth_name(target), placed.place, size, placed.file.clone(), placed.fallback.clone(), true);
     placed.follow(id);
-    let region = placed.region;
+    let Placed { region, place, pinned, .. } = placed;
+    let mut pinned = (place == Place::PartlyPinned).then_some(pinned);
+    for (&tensor, &offset) in members.iter().zip(&offsets) {
+        pinned = region.keep_whole(offset, tensors[tensor].bytes).or(pinned);
+    }
+    if let Some(pinned) = pinned {
+        report::pinned(id, pinned);
+    }
+    lock_in_memory(berth_name(target), id, &region, false);
     for ((&tensor, offset), decision) in members.iter().zip(offsets).zip(decisions) {
         all.changes.push(Change { tensor, buffer: all.buffers.len(), data: region.base().wrapping_add(offset), decision });
         remember(id, &tensors[tensor]);
@@ -178,13 +211,13 @@ fn read(
     target: &Target,
     members: &[usize],
     error: Error,
-    after: Option<(Fallback, Vec<Decision>)>,
+    after: After,
     all: &mut Allocation,
 ) -> Result<()> {
-    let (size, offsets) = layout(tensors, members)?;
+    let (size, offsets) = layout(tensors, members, ALIGNMENT)?;
     let (fallback, decisions) = match after {
-        Some((first, decisions)) => (Fallback { message: format!("{}; {}", first.message, error.message), ..first }, decisions),
-        None => {
+        After::Failure(first, decisions) => (Fallback { message: format!("{}; {}", first.message, error.message), ..first }, decisions),
+        After::Nothing | After::Lock => {
             let decisions = members.iter().map(|&i| tensors[i].decision.clone()).collect();
             (Fallback { reason: Reason::MapFailed, message: error.message }, decisions)
         }
@@ -205,7 +238,7 @@ fn map(
     tensors: &[Box<Tensor>],
     target: &Target,
     members: &[usize],
-    after: Option<(Fallback, Vec<Decision>)>,
+    after: After,
     all: &mut Allocation,
 ) -> Result<()> {
     // All files before the first buffer: what cannot be mapped is read as a whole.
@@ -218,7 +251,11 @@ fn map(
         Ok(mappings) => mappings,
         Err(error) => return read(load, tensors, target, members, error, after, all),
     };
-    let (fallback, decisions) = after.map_or((None, None), |(f, d)| (Some(f), Some(d)));
+    let is_to_be_locked = matches!(after, After::Lock);
+    let (fallback, decisions) = match after {
+        After::Failure(fallback, decisions) => (Some(fallback), Some(decisions)),
+        After::Nothing | After::Lock => (None, None),
+    };
     for (number, part) in model.parts().iter().enumerate() {
         let here: Vec<usize> = (0..members.len()).filter(|m| tensors[members[*m]].part == number).collect();
         if here.is_empty() {
@@ -243,16 +280,33 @@ fn map(
         // What lies between them belongs to others.
         let bytes = here.iter().map(|m| tensors[members[*m]].bytes).sum();
         let id = report::add_buffer(berth_name(target), Place::Mapped, bytes, Some(part.path().to_owned()), fallback.clone(), true);
+        let mut not_locked = None;
+        if is_to_be_locked {
+            not_locked = lock_mapping(id, &region).err();
+            match &not_locked {
+                Some(fallback) => report::fell_back(id, fallback.clone()),
+                None => report::pinned(id, bytes),
+            }
+        }
+        lock_in_memory(berth_name(target), id, &region, false);
+        // From here on it is the buffer's to remove the record.
+        all.buffers.push(Buffer { target: target.clone(), memory: Memory::Mapped, region, mapping: Some(mapping), id });
         for m in here {
             let tensor = members[m];
-            let decision = decisions.as_ref().map_or_else(|| tensors[tensor].decision.clone(), |d| d[m].clone());
+            let mut decision = decisions.as_ref().map_or_else(|| tensors[tensor].decision.clone(), |d| d[m].clone());
+            if let Some(fallback) = &not_locked {
+                let strict = config::get()?.strict;
+                decision = after_failure(decision, load, bytes as u64, &fallback.message, strict).map_err(Error::from)?;
+            } else if is_to_be_locked {
+                // Not a copy of them.
+                decision.memory = Some(Memory::Mapped);
+            }
             // One without bytes has an address in the buffer too.
             let offset = if tensors[tensor].bytes > 0 { tensors[tensor].offset as usize } else { start };
             let data = base.wrapping_add(offset);
-            all.changes.push(Change { tensor, buffer: all.buffers.len(), data, decision });
+            all.changes.push(Change { tensor, buffer: all.buffers.len() - 1, data, decision });
             remember(id, &tensors[tensor]);
         }
-        all.buffers.push(Buffer { target: target.clone(), memory: Memory::Mapped, region, mapping: Some(mapping), id });
     }
     Ok(())
 }

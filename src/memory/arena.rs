@@ -59,7 +59,20 @@ impl Arena {
     pub fn with_header(directory: &Directory, capacity: usize, header: usize) -> Result<Arc<Arena>> {
         let capacity = round_up(capacity, HUGE_PAGE)?;
         let fd = unnamed_with_space(directory, header, capacity)?;
-        Arena::over(fd, header as u64, capacity, false, (header > 0).then(Sums::default))
+        Arena::over(fd, header as u64, capacity, false, (header > 0).then(Sums::default), None)
+    }
+
+    /// An arena in the place of other memory.
+    ///
+    /// # Errors
+    /// As [`Arena::new`]: then all is as before.
+    ///
+    /// # Safety
+    /// `capacity` bytes at `at`, multiples of 2 MiB both, must be mapped by the caller, hold nothing that anybody needs, and never be unmapped by the
+    /// caller: they are the arena's now.
+    pub(super) unsafe fn in_place(directory: &Directory, capacity: usize, at: *mut u8) -> Result<Arc<Arena>> {
+        let fd = unnamed_with_space(directory, 0, capacity)?;
+        Arena::over(fd, 0, capacity, false, None, Some(at))
     }
 
     /// An arena of what is in a file already, `capacity` bytes from `start` on, both multiples of 2 MiB. Stores stay in this process.
@@ -67,12 +80,12 @@ impl Arena {
     /// # Errors
     /// [`Status::Io`] or [`Status::OutOfMemory`] if the kernel refuses.
     pub(super) fn of_file(fd: OwnedFd, start: u64, capacity: usize) -> Result<Arc<Arena>> {
-        Arena::over(fd, start, capacity, true, Some(Sums::default()))
+        Arena::over(fd, start, capacity, true, Some(Sums::default()), None)
     }
 
-    fn over(fd: OwnedFd, start: u64, capacity: usize, private: bool, sums: Option<Sums>) -> Result<Arc<Arena>> {
-        // SAFETY: at an address of the kernel's choice.
-        let base = unsafe { map(&fd, start, capacity, private, None) }?;
+    fn over(fd: OwnedFd, start: u64, capacity: usize, private: bool, sums: Option<Sums>, at: Option<*mut u8>) -> Result<Arc<Arena>> {
+        // SAFETY: at an address of the kernel's choice, or in the place of what a caller has given up.
+        let base = unsafe { map(&fd, start, capacity, private, at) }?;
         let backing = RwLock::new(Arc::new(Backing { fd, start, private, writeback: Writeback::new() }));
         Ok(Arc::new(Arena { backing, base, capacity, used: AtomicUsize::new(0), sums, plan: OnceLock::new() }))
     }

@@ -95,6 +95,21 @@ fn find_all_in(maps: &[u8], address: u64, len: u64) -> Option<Mapped> {
     Some(found)
 }
 
+/// All addresses around `address` at which one file is mapped in one way and without a gap. `None` if no file is mapped there.
+pub fn extent(address: *const u8) -> Option<std::ops::Range<usize>> {
+    extent_in(&std::fs::read(Path::new("/proc/self/maps")).ok()?, address.addr() as u64)
+}
+
+fn extent_in(maps: &[u8], address: u64) -> Option<std::ops::Range<usize>> {
+    let all: Vec<(u64, Mapped)> = maps.split(|b| *b == b'\n').filter_map(parse).collect();
+    let at = all.iter().position(|(start, m)| (*start..start + m.left).contains(&address))?;
+    all[at].1.file.as_ref()?;
+    let joined = |i: usize| all[i].0 + all[i].1.left == all[i + 1].0 && all[i].1.continues_in(&all[i + 1].1);
+    let first = (0..at).rev().take_while(|i| joined(*i)).last().unwrap_or(at);
+    let last = (at..all.len() - 1).take_while(|i| joined(*i)).last().map_or(at, |i| i + 1);
+    Some(usize::try_from(all[first].0).ok()?..usize::try_from(all[last].0 + all[last].1.left).ok()?)
+}
+
 /// A mapping of the file with this path whose pages are the file's own and cannot be written.
 pub fn find_file(path: &Path) -> Option<Mapped> {
     let maps = std::fs::read(Path::new("/proc/self/maps")).ok()?;
@@ -175,6 +190,18 @@ mod tests {
         let want =
             Mapped { writable: false, shared: true, file: Some("/a b".into()), offset: 0x2010, device: (0xfe, 0), inode: 77, left: 0x1ff0 };
         assert_eq!(find_in(line, 0x1010), Some(want));
+    }
+
+    #[test]
+    fn all_of_a_mapping_is_found_from_any_address_in_it() {
+        let maps = b"1000-2000 r--s 00000000 fe:00 77 /a\n2000-4000 r--s 00001000 fe:00 77 /a\n\
+                     4000-5000 r--s 00009000 fe:00 77 /a\n6000-7000 r--s 0000a000 fe:00 77 /a\n7000-8000 rw-p 00000000 00:00 0 \n";
+        for (address, want) in [(0x1000, 0x1000..0x4000), (0x3fff, 0x1000..0x4000), (0x4000, 0x4000..0x5000), (0x6800, 0x6000..0x7000)] {
+            assert_eq!(extent_in(maps, address), Some(want), "{address:#x}");
+        }
+        for address in [0x7800, 0x5800, 0x9000] {
+            assert_eq!(extent_in(maps, address), None, "{address:#x}");
+        }
     }
 
     #[test]

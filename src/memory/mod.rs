@@ -3,15 +3,21 @@
 //! Owns: getting, describing and giving back memory. Must not know: ggml, tensors, who chose a place or what happens when one cannot be had.
 
 pub mod arena;
+pub mod budget;
 mod directory;
+mod driver;
 pub mod fill;
+mod held;
 pub mod input;
 pub mod lasting;
+pub mod lock;
 pub mod mapping;
 pub mod numa;
 pub mod origin;
 pub mod pageable;
 pub mod pinned;
+mod populate;
+mod registered;
 mod sums;
 pub mod system;
 pub mod target;
@@ -21,9 +27,14 @@ pub mod watch;
 mod writeback;
 
 use crate::error::{Error, Result, Status};
+use budget::{Limit, Pages};
+use pinned::{Settings, Shortfall, Step, Why};
 
 /// Alignment of the first byte of every region that is allocated here, in bytes: one cache line, one AVX-512 register.
 pub const ALIGNMENT: usize = 64;
+
+/// Size of a page, in bytes, as far as alignment is concerned: those of every supported machine are this or a multiple, and then start on it.
+pub const PAGE: usize = 4096;
 
 /// Size of a huge page, in bytes. Large regions start on one and are rounded up to one.
 pub const HUGE_PAGE: usize = 2 << 20;
@@ -55,6 +66,7 @@ pub struct Region {
     base: *mut u8,
     len: usize,
     writable: bool,
+    held: held::Held,
     owner: Owner,
 }
 
@@ -67,7 +79,13 @@ unsafe impl Sync for Region {}
 impl Region {
     /// A region of no bytes, at a non-NULL address that is aligned.
     pub fn empty() -> Region {
-        Region { base: std::ptr::without_provenance_mut(ALIGNMENT), len: 0, writable: true, owner: Owner::Empty }
+        Region {
+            base: std::ptr::without_provenance_mut(ALIGNMENT),
+            len: 0,
+            writable: true,
+            held: held::Held::default(),
+            owner: Owner::Empty,
+        }
     }
 
     /// Somebody else's bytes.
@@ -75,7 +93,7 @@ impl Region {
     /// # Safety
     /// `base` must point at `len` bytes that stay readable, and writable if `writable` says so, while the region lives.
     pub unsafe fn borrowed(base: *mut u8, len: usize, writable: bool) -> Region {
-        Region { base, len, writable, owner: Owner::Borrowed }
+        Region { base, len, writable, held: held::Held::default(), owner: Owner::Borrowed }
     }
 
     /// Address of the first byte, never NULL.
@@ -113,6 +131,7 @@ impl Region {
         }
         Some(match &self.owner {
             Owner::Arena(slice) if !slice.arena().is_private() => target::Target::slice(slice, offset, len),
+            Owner::Pinned(pinned) => pinned.target(offset, len),
             _ => target::Target::memory(self.base.wrapping_add(offset), len),
         })
     }
@@ -153,16 +172,74 @@ impl Region {
 
     /// Tells that `len` bytes at `offset` were stored, so that a file-backed region can write them back.
     pub fn written(&self, offset: usize, len: usize) {
-        if let Owner::Arena(slice) = &self.owner {
-            slice.unsummed();
-            slice.written(offset, len);
+        match &self.owner {
+            Owner::Arena(slice) => {
+                slice.unsummed();
+                slice.written(offset, len);
+            }
+            Owner::Pinned(pinned) => pinned.written(offset, len),
+            _ => {}
         }
     }
 
     /// Tells that no more will be stored for now.
     pub fn complete(&self) {
-        if let Owner::Arena(slice) = &self.owner {
-            slice.flush();
+        match &self.owner {
+            Owner::Arena(slice) => slice.flush(),
+            Owner::Pinned(pinned) => pinned.complete(),
+            _ => {}
+        }
+    }
+
+    /// Locks the pages of the whole mapping of a file that the region lies in, for the CUDA driver.
+    ///
+    /// # Errors
+    /// Why they are not: they are locked all, or none.
+    pub fn lock_mapping(&self, settings: &Settings, progress: &mut dyn FnMut(Step)) -> std::result::Result<(), Shortfall> {
+        if !matches!(self.owner, Owner::Borrowed) {
+            return Err(Shortfall::new(Why::Refused, "only memory of somebody else can be a mapping"));
+        }
+        // SAFETY: whoever made a borrowed region vouches that its bytes stay while it lives; they are released when it is dropped.
+        unsafe { self.held.mapping(self.base, self.len, settings, progress) }
+    }
+
+    /// Locks the pages of ordinary memory for the CUDA driver, whatever they hold.
+    ///
+    /// # Errors
+    /// Why they are not: they are locked all, or none.
+    pub fn lock_memory(&self, settings: &Settings, progress: &mut dyn FnMut(Step)) -> std::result::Result<(), Shortfall> {
+        if !matches!(self.owner, Owner::Pageable(_)) {
+            return Err(Shortfall::new(Why::Refused, "it is not ordinary memory"));
+        }
+        // SAFETY: the pages are the region's alone; they are released when it is dropped, or never unmapped.
+        unsafe { self.held.own(self.base, self.len, settings, progress) }
+    }
+
+    /// Keeps the bytes from `from` on in memory (`mlock`), as far as the limits allow: how many, and why not all.
+    pub fn lock_in_memory(&self, from: usize, limit: Limit) -> (usize, Option<String>) {
+        let from = from.min(self.len);
+        let pages = match self.owner {
+            Owner::Pageable(_) | Owner::Pinned(_) => Pages::Anonymous,
+            _ => Pages::File,
+        };
+        self.held.lock(self.base.wrapping_add(from), self.len - from, pages, limit)
+    }
+
+    /// Tells that a tensor of `len` bytes lies at `offset`. How many bytes of the region are page-locked by then, if that has changed: a tensor is locked
+    /// as a whole or not at all.
+    pub fn keep_whole(&self, offset: usize, len: usize) -> Option<usize> {
+        match &self.owner {
+            Owner::Pinned(pinned) => pinned.keep_whole(offset, len),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if !self.held.release() {
+            // Addresses of locked pages must not get another meaning.
+            std::mem::forget(std::mem::replace(&mut self.owner, Owner::Empty));
         }
     }
 }
@@ -171,7 +248,7 @@ macro_rules! from_owner {
     ($($ty:ty => $variant:ident),*) => { $(
         impl From<$ty> for Region {
             fn from(owned: $ty) -> Region {
-                Region { base: owned.base(), len: owned.len(), writable: true, owner: Owner::$variant(owned) }
+                Region { base: owned.base(), len: owned.len(), writable: true, held: held::Held::default(), owner: Owner::$variant(owned) }
             }
         }
     )* };

@@ -193,6 +193,20 @@ pub fn prefer(region: &Region, node: u32) -> Result<()> {
     Ok(())
 }
 
+/// The same for a part of memory, unless the thread has a policy of its own (`numactl`, `BERTH_NUMA`), which is the user's word.
+pub(super) fn suggest(base: *mut u8, len: usize, node: u32) {
+    let mut policy: libc::c_int = 0;
+    // SAFETY: `policy` is writable; no mask is asked for.
+    let known = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut policy, 0usize, 0usize, 0usize, 0usize) } == 0;
+    if known
+        && policy == libc::MPOL_DEFAULT
+        && let Ok(plan) = Plan::over(Policy::Bind(node), &[node])
+    {
+        // Where the kernel refuses, memory is where it would be anyway.
+        let _ = plan.wish(base, len);
+    }
+}
+
 /// Where pages lie.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spread {
@@ -283,6 +297,8 @@ mod tests {
         assert!(Policy::Bind(4000).plan().unwrap_err().message.contains("NUMA node 4000"));
         let region = Region::from(Pageable::new(3 << 20).unwrap());
         assert!(prefer(&region, 0).is_ok());
+        suggest(region.base(), region.len(), 0);
+        suggest(region.base(), region.len(), 1022);
         assert!(prefer(&region, 4000).unwrap_err().message.contains("NUMA node 4000"));
     }
 

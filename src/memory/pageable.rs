@@ -43,6 +43,16 @@ impl Pageable {
         Ok(Pageable { base, len, mapped_at, mapped_len })
     }
 
+    /// Gives up the bytes from `at` on, a multiple of 2 MiB, of a region that starts on a huge page: whoever mapped something else there unmaps it.
+    pub(super) fn give_up(&mut self, at: usize) {
+        let start = self.base.wrapping_add(at);
+        let end = self.mapped_at.wrapping_byte_add(self.mapped_len);
+        let rounded = self.base.wrapping_add(self.len.next_multiple_of(HUGE_PAGE));
+        // SAFETY: what follows the rounded region is this mapping's, and used by nobody.
+        unsafe { unmap(rounded.cast(), end.addr() - rounded.addr()) };
+        self.mapped_len = start.addr() - self.mapped_at.addr();
+    }
+
     /// First byte.
     pub fn base(&self) -> *mut u8 {
         self.base
@@ -61,8 +71,20 @@ impl Pageable {
 
 impl Drop for Pageable {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `new`, unmapped once.
-        unsafe { libc::munmap(self.mapped_at, self.mapped_len) };
+        // SAFETY: exactly what is left of the mapping made in `new`, unmapped once.
+        unsafe { unmap(self.mapped_at, self.mapped_len) };
+    }
+}
+
+/// In steps: to give back hundreds of GiB at once keeps every other thread from mapping anything for seconds.
+///
+/// # Safety
+/// The range must be the caller's, and used by nobody any more.
+unsafe fn unmap(base: *mut libc::c_void, len: usize) {
+    const STEP: usize = 1 << 30;
+    for at in (0..len).step_by(STEP) {
+        // SAFETY: by the caller's promise.
+        unsafe { libc::munmap(base.wrapping_byte_add(at), STEP.min(len - at)) };
     }
 }
 

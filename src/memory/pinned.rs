@@ -1,45 +1,181 @@
-//! Page-locked memory from the CUDA driver, which is opened at run time.
+//! Page-locked memory: of the CUDA driver's own, or ours with its pages locked; whole, or as much of it as may be.
 //!
-//! Owns: one allocation made by `cuMemHostAlloc` in the primary context of device 0. Nothing of CUDA is linked: where there is no driver, the
-//! error says so. Must not know: what happens then.
+//! Owns: which of the two, the limit before either is tried, and what lies behind the part that is not locked. Must not know: who wants it, and
+//! what happens where there is none.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::mem::ManuallyDrop;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use cudarc::driver::sys;
+use super::arena::{Arena, Directory, Slice};
+use super::budget::{self, Limit, Locked, Pages};
+use super::driver::{Ability, Context, Driver, PORTABLE, READ_ONLY};
+use super::input::page_size;
+use super::pageable::Pageable;
+use super::populate::Touch;
+use super::registered::{FIRST, LARGEST, Pace, Registered, note};
+use super::target::Target;
+use super::{HUGE_PAGE, round_up};
+use crate::error::Result;
 
-use crate::error::{Error, Result, Status};
+pub use super::registered::{Shortfall, Why, take_note};
 
-/// Page-locked host memory.
+/// How memory is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// The driver allocates it: `cuMemHostAlloc`.
+    Alloc,
+    /// Memory of ours, in huge pages, brought in by several threads and locked with `cuMemHostRegister`.
+    Register,
+}
+
+impl Method {
+    /// Name in messages and settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Alloc => "alloc",
+            Method::Register => "register",
+        }
+    }
+}
+
+/// What the user has set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Number of the device whose context is used.
+    pub device: u32,
+    /// `None`: [`Method::Register`], or the other one if the device cannot do that.
+    pub method: Option<Method>,
+    /// How much may be locked.
+    pub limit: Limit,
+}
+
+/// What is told while memory is locked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It begins, for so many bytes; the rest is over the limit.
+    Begin {
+        /// How many.
+        bytes: u64,
+        /// How.
+        method: Method,
+    },
+    /// So many bytes are done.
+    At(u64),
+}
+
+/// Above this a piece is tried first: the call for the whole cannot be stopped.
+const WORTH_A_TRY: usize = 4 << 30;
+
+/// One at a time: what one locks the next must not count as free.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Host memory of which the first bytes, perhaps all, are page-locked.
 pub struct Pinned {
     base: *mut u8,
     len: usize,
-    context: Context,
+    kind: Kind,
 }
 
-// SAFETY: page-locked memory and the primary context may be used from any thread.
+enum Kind {
+    Allocated {
+        context: Context,
+        _locked: Locked,
+    },
+    Registered {
+        pages: Mutex<Registered>,
+        /// Unmapped only if no page of it is locked any more.
+        memory: ManuallyDrop<Pageable>,
+        /// What does not fit in memory at all, and where it begins.
+        tail: Option<(usize, Slice)>,
+    },
+}
+
+// SAFETY: the memory belongs to no thread, and the driver may be called from any.
 unsafe impl Send for Pinned {}
-// SAFETY: `&Pinned` gives out addresses only.
+// SAFETY: `&Pinned` gives out addresses, and changes what is locked behind a lock.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// `len` page-locked bytes (`len` > 0), usable by every CUDA device.
+    /// `len` bytes (`len` > 0), usable by every CUDA device, and why not all of them are locked, if they are not. What is not locked is ordinary
+    /// memory; if there is not enough for that, it lies in a file in the directory that `files` gives.
     ///
     /// # Errors
-    /// [`Status::Unsupported`] without a CUDA driver or device, [`Status::OutOfMemory`] or [`Status::Driver`] if the driver refuses.
-    pub fn new(len: usize) -> Result<Pinned> {
-        // The driver's functions are looked up one by one at their first call, and a missing one panics in the library that does it.
-        catch_unwind(AssertUnwindSafe(|| Self::allocate(len)))
-            .unwrap_or_else(|_| Err(Error::new(Status::Unsupported, "the CUDA driver lacks a function that Berth needs")))
+    /// If nothing can be locked.
+    pub fn new(
+        len: usize,
+        settings: &Settings,
+        files: &dyn Fn() -> Result<Directory>,
+        progress: &mut dyn FnMut(Step),
+    ) -> std::result::Result<(Pinned, Option<Shortfall>), Shortfall> {
+        let _one = one_at_a_time();
+        let context = Context::retain(settings.device)?;
+        let budget = budget::now(settings.limit);
+        let granted = usize::try_from(budget.left).unwrap_or(usize::MAX).min(len);
+        let short = (granted < len).then(|| {
+            let message = format!("{len} bytes asked, {granted} may be page-locked: {} ({} are locked)", budget.because, budget::locked());
+            Shortfall::new(Why::Budget, message)
+        });
+        let can_register = context.can(Ability::Register);
+        let whole = short.is_none() && len <= LARGEST;
+        let method = match settings.method {
+            // The driver's memory is one piece, of one call.
+            Some(Method::Alloc) if whole || !can_register => Method::Alloc,
+            None if !can_register => Method::Alloc,
+            _ => Method::Register,
+        };
+        if method == Method::Register && !can_register {
+            let message = format!("CUDA device {} cannot lock memory that it has not allocated", settings.device);
+            return Err(Shortfall::new(Why::NoDriver, message));
+        }
+        if let (Method::Alloc, Some(short)) = (method, &short) {
+            return Err(short.clone());
+        }
+        if method == Method::Alloc {
+            progress(Step::Begin { bytes: len as u64, method });
+            return Ok((Self::allocate(len, context)?, None));
+        }
+        // A part ends on a huge page, so that something else can lie behind it.
+        let part = if short.is_some() { granted / HUGE_PAGE * HUGE_PAGE } else { round_up(len, page_size())? };
+        match short {
+            Some(short) if part == 0 => return Err(short),
+            _ => {}
+        }
+        let mut memory = Pageable::new(len)?;
+        let tail =
+            if short.is_some() && budget::is_too_much(len) { Some((part, put_into_file(&mut memory, len, part, files)?)) } else { None };
+        progress(Step::Begin { bytes: part as u64, method });
+        let base = memory.base();
+        let mut pages = Registered::new(context, PORTABLE, Pages::Anonymous);
+        // SAFETY: fresh memory, which is unmapped only after the pages are released.
+        let locked = unsafe { pages.lock(base, part, Some(Touch::Write), budget.nodes, &mut |done| progress(Step::At(done))) };
+        let nothing = pages.bytes() == 0;
+        let pinned = Pinned { base, len, kind: Kind::Registered { pages: Mutex::new(pages), memory: ManuallyDrop::new(memory), tail } };
+        match locked {
+            Ok(()) => Ok((pinned, short)),
+            Err(why) if nothing => Err(why),
+            Err(why) => Ok((pinned, Some(why))),
+        }
     }
 
-    fn allocate(len: usize) -> Result<Pinned> {
-        let context = Context::retain()?;
-        let mut base = std::ptr::null_mut();
-        context.with(|| {
-            // SAFETY: `base` is writable and a context is current.
-            check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut base, len, sys::CU_MEMHOSTALLOC_PORTABLE) })
-        })?;
-        Ok(Pinned { base: base.cast(), len, context })
+    fn allocate(len: usize, context: Context) -> std::result::Result<Pinned, Shortfall> {
+        if len >= WORTH_A_TRY {
+            let started = Instant::now();
+            let piece = context.alloc(FIRST).map_err(|r| Shortfall::from(r.error))?;
+            let took = started.elapsed();
+            // SAFETY: allocated a moment ago.
+            if !unsafe { context.free(piece) } {
+                return Err(Shortfall::new(Why::Refused, "the CUDA driver does not take memory back"));
+            }
+            Pace::expect(FIRST, len, took)?;
+        }
+        let mut locked = Locked::none(Pages::Anonymous);
+        let base = context.alloc(len).map_err(|r| Shortfall::from(r.error))?;
+        locked.set(len as u64);
+        Ok(Pinned { base, len, kind: Kind::Allocated { context, _locked: locked } })
     }
 
     /// First byte, page-aligned.
@@ -56,89 +192,151 @@ impl Pinned {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+
+    /// Bytes that are page-locked.
+    pub fn locked(&self) -> usize {
+        match &self.kind {
+            Kind::Allocated { .. } => self.len,
+            Kind::Registered { pages, .. } => lock(pages).bytes().min(self.len),
+        }
+    }
+
+    /// Where the part begins that lies in a file, if there is one.
+    pub fn in_file_from(&self) -> Option<usize> {
+        match &self.kind {
+            Kind::Registered { tail: Some((from, _)), .. } => Some(*from),
+            _ => None,
+        }
+    }
+
+    /// Sees to it that a tensor is locked as a whole or not at all, and says how many bytes are locked if that has changed. A copy to a device whose
+    /// source is locked in part is an error of CUDA.
+    pub(super) fn keep_whole(&self, offset: usize, len: usize) -> Option<usize> {
+        let Kind::Registered { pages, .. } = &self.kind else { return None };
+        let changed = lock(pages).keep_whole(self.base.wrapping_add(offset), len);
+        changed.then(|| self.locked())
+    }
+
+    /// `len` bytes at `offset`, which it must have, as the target of a fill.
+    pub(super) fn target(&self, offset: usize, len: usize) -> Target<'_> {
+        match &self.kind {
+            Kind::Registered { tail: Some((from, slice)), .. } if offset >= *from => Target::slice(slice, offset - from, len),
+            _ => Target::memory(self.base.wrapping_add(offset), len),
+        }
+    }
+
+    /// Tells that `len` bytes at `offset` were stored.
+    pub(super) fn written(&self, offset: usize, len: usize) {
+        if let Kind::Registered { tail: Some((from, slice)), .. } = &self.kind {
+            let end = offset + len;
+            if end > *from {
+                let start = offset.max(*from);
+                slice.written(start - from, end - start);
+            }
+        }
+    }
+
+    /// Tells that no more will be stored for now.
+    pub(super) fn complete(&self) {
+        if let Kind::Registered { tail: Some((_, slice)), .. } = &self.kind {
+            slice.flush();
+        }
+    }
+}
+
+fn lock(pages: &Mutex<Registered>) -> MutexGuard<'_, Registered> {
+    pages.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts a file behind the bytes from `from` on.
+fn put_into_file(memory: &mut Pageable, len: usize, from: usize, files: &dyn Fn() -> Result<Directory>) -> Result<Slice> {
+    let capacity = round_up(len, HUGE_PAGE)? - from;
+    // SAFETY: the memory is fresh, of at least 2 MiB and so rounded up to huge pages, and gives these bytes up.
+    let arena = unsafe { Arena::in_place(&files()?, capacity, memory.base().wrapping_add(from)) }?;
+    memory.give_up(from);
+    arena.slice(len - from)
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let base = self.base;
-        // At the end of the process the driver may be gone already; then the memory is too, and there is nobody to tell.
-        let _ = self.context.with(|| {
-            // SAFETY: allocated in `allocate`, freed once.
-            check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(base.cast()) })
-        });
+        match &mut self.kind {
+            Kind::Allocated { context, .. } => {
+                // SAFETY: allocated by this context, freed once.
+                if !unsafe { context.free(self.base) } {
+                    note(format!("{} bytes of page-locked memory are left alone: the CUDA driver does not take them back", self.len));
+                }
+            }
+            Kind::Registered { pages, memory, .. } => {
+                if pages.get_mut().unwrap_or_else(PoisonError::into_inner).release() {
+                    // SAFETY: dropped once, here, and used by nobody.
+                    unsafe { ManuallyDrop::drop(memory) };
+                }
+            }
+        }
+    }
+}
+
+/// Pages of somebody else, locked.
+pub struct LockedPages(Registered);
+
+impl LockedPages {
+    /// Locks all pages of `len` bytes at `base`, or none; pages of a file, which nobody writes, or ordinary ones.
+    ///
+    /// # Errors
+    /// Why they are not locked.
+    ///
+    /// # Safety
+    /// The pages must stay mapped until it is dropped, or, if [`LockedPages::release`] says so, for ever.
+    pub unsafe fn new(
+        base: *mut u8,
+        len: usize,
+        pages: Pages,
+        settings: &Settings,
+        progress: &mut dyn FnMut(Step),
+    ) -> std::result::Result<LockedPages, Shortfall> {
+        let _one = one_at_a_time();
+        let page = page_size();
+        let start = base.wrapping_sub(base.addr() % page);
+        let len = round_up(base.addr() - start.addr() + len, page)?;
+        let context = Context::retain(settings.device)?;
+        let ability = if pages == Pages::File { Ability::RegisterReadOnly } else { Ability::Register };
+        if !context.can(ability) {
+            let what = if pages == Pages::File { "memory that cannot be written" } else { "memory that it has not allocated" };
+            return Err(Shortfall::new(Why::NoDriver, format!("CUDA device {} cannot lock {what}", settings.device)));
+        }
+        let budget = budget::now(settings.limit);
+        if (len as u64) > budget.left {
+            let message =
+                format!("{len} bytes asked, {} may be page-locked: {} ({} are locked)", budget.left, budget.because, budget::locked());
+            return Err(Shortfall::new(Why::Budget, message));
+        }
+        progress(Step::Begin { bytes: len as u64, method: Method::Register });
+        let (flags, touch) = match pages {
+            Pages::File => (PORTABLE | READ_ONLY, Some(Touch::Read)),
+            // They are in use: what they hold must stay.
+            Pages::Anonymous => (PORTABLE, None),
+        };
+        let mut locked = Registered::new(context, flags, pages);
+        // SAFETY: by the caller's promise. What was locked before an error is released when it is dropped here.
+        unsafe { locked.lock(start, len, touch, Vec::new(), &mut |done| progress(Step::At(done))) }?;
+        Ok(LockedPages(locked))
+    }
+
+    /// Bytes that are locked, whole pages.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    /// Unlocks them. False if some are locked still: then they must stay mapped.
+    pub fn release(mut self) -> bool {
+        self.0.release()
     }
 }
 
 /// The CUDA driver: its version as CUDA counts (12040 is 12.4) and the number of devices.
 ///
 /// # Errors
-/// [`Status::Unsupported`] if there is none, or it says that there is no device.
+/// [`crate::error::Status::Unsupported`] if there is none, or it says that there is no device.
 pub fn driver() -> Result<(i32, i32)> {
-    catch_unwind(AssertUnwindSafe(|| {
-        open_driver()?;
-        let (mut version, mut devices) = (0, 0);
-        // SAFETY: `version` is writable.
-        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
-        // SAFETY: `devices` is writable.
-        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut devices) })?;
-        Ok((version, devices))
-    }))
-    .unwrap_or_else(|_| Err(Error::new(Status::Unsupported, "the CUDA driver lacks a function that Berth needs")))
-}
-
-/// Opens the driver, if there is one.
-fn open_driver() -> Result<()> {
-    // SAFETY: looks for a library by the driver's well-known names.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Error::new(Status::Unsupported, "no CUDA driver (libcuda.so.1) on this system"));
-    }
-    // SAFETY: no flags are defined.
-    check("cuInit", unsafe { sys::cuInit(0) })
-}
-
-/// A counted reference to the primary context of device 0, which a CUDA backend of the host shares.
-struct Context {
-    device: sys::CUdevice,
-    handle: sys::CUcontext,
-}
-
-impl Context {
-    fn retain() -> Result<Context> {
-        open_driver()?;
-        let (mut device, mut handle) = (0, std::ptr::null_mut());
-        // SAFETY: `device` is writable.
-        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, 0) })?;
-        // SAFETY: `handle` is writable and the device exists.
-        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut handle, device) })?;
-        Ok(Context { device, handle })
-    }
-
-    /// Runs `body` with the context current on this thread, and puts back what was current before.
-    fn with(&self, body: impl FnOnce() -> Result<()>) -> Result<()> {
-        // SAFETY: the handle is retained.
-        check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(self.handle) })?;
-        let result = body();
-        let mut popped = std::ptr::null_mut();
-        // SAFETY: `popped` is writable; the context pushed above is on top of the stack.
-        let pop = check("cuCtxPopCurrent", unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) });
-        result.and(pop)
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: retained once, released once. An error means that the driver is shutting down.
-        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
-    }
-}
-
-fn check(function: &str, result: sys::CUresult) -> Result<()> {
-    use sys::CUresult::*;
-    let status = match result {
-        CUDA_SUCCESS => return Ok(()),
-        CUDA_ERROR_OUT_OF_MEMORY => Status::OutOfMemory,
-        CUDA_ERROR_NO_DEVICE | CUDA_ERROR_STUB_LIBRARY | CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => Status::Unsupported,
-        _ => Status::Driver,
-    };
-    Err(Error::new(status, format!("{function} failed: {result:?}")))
+    Driver::get()?.describe()
 }

@@ -49,7 +49,12 @@ fn cgroup_roots() -> Vec<(PathBuf, bool)> {
 }
 
 fn cgroup_limit_in(own: &str, roots: &[(PathBuf, bool)]) -> Option<u64> {
-    let mut smallest: Option<u64> = None;
+    groups(own, roots).into_iter().filter_map(|(dir, v2)| limit_of(&dir, v2)).min()
+}
+
+/// The groups of this process with a memory controller, on the way up: (directory, whether it is version 2).
+fn groups(own: &str, roots: &[(PathBuf, bool)]) -> Vec<(PathBuf, bool)> {
+    let mut found = Vec::new();
     for (root, v2) in roots {
         // "0::/path" for version 2, "7:memory:/path" for version 1.
         let path = own.lines().find_map(|line| {
@@ -59,20 +64,90 @@ fn cgroup_limit_in(own: &str, roots: &[(PathBuf, bool)]) -> Option<u64> {
             ours.then_some(path)
         });
         let Some(path) = path else { continue };
-        let name = if *v2 { "memory.max" } else { "memory.limit_in_bytes" };
         let mut dir = root.join(path.trim_start_matches('/'));
         while dir.starts_with(root) {
-            let limit = std::fs::read_to_string(dir.join(name)).ok().and_then(|t| t.trim().parse::<u64>().ok());
-            // Version 1 says "no limit" as a number near 2^63.
-            if let Some(limit) = limit.filter(|l| *l < 1 << 62) {
-                smallest = Some(smallest.map_or(limit, |s| s.min(limit)));
-            }
+            found.push((dir.clone(), *v2));
             if !dir.pop() {
                 break;
             }
         }
     }
-    smallest
+    found
+}
+
+fn limit_of(group: &Path, v2: bool) -> Option<u64> {
+    let name = if v2 { "memory.max" } else { "memory.limit_in_bytes" };
+    let limit = std::fs::read_to_string(group.join(name)).ok().and_then(|t| t.trim().parse::<u64>().ok());
+    // Version 1 says "no limit" as a number near 2^63.
+    limit.filter(|l| *l < 1 << 62)
+}
+
+/// How many more bytes this process's cgroups allow: the least of their limits, less what is used and cannot be reclaimed. The pages of files can.
+/// `None` if there is no limit.
+pub fn cgroup_room() -> Option<u64> {
+    cgroup_room_in(&std::fs::read_to_string("/proc/self/cgroup").ok()?, &cgroup_roots())
+}
+
+fn cgroup_room_in(own: &str, roots: &[(PathBuf, bool)]) -> Option<u64> {
+    let room = |(dir, v2): (PathBuf, bool)| {
+        let limit = limit_of(&dir, v2)?;
+        let usage = std::fs::read_to_string(dir.join(if v2 { "memory.current" } else { "memory.usage_in_bytes" })).ok();
+        let usage: u64 = usage.and_then(|t| t.trim().parse().ok()).unwrap_or(0);
+        // Version 1 counts the groups below only under names of their own.
+        let stat = std::fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+        let of = |name: &str| {
+            let line = stat.lines().find_map(|l| l.strip_prefix(if v2 { "" } else { "total_" })?.strip_prefix(name)?.strip_prefix(' '));
+            line.and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0)
+        };
+        let files = of("inactive_file").saturating_add(of("active_file"));
+        Some(limit.saturating_sub(usage.saturating_sub(files)))
+    };
+    groups(own, roots).into_iter().filter_map(room).min()
+}
+
+/// A NUMA node that this process may have memory of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its number.
+    pub number: u32,
+    /// Bytes that are free on it or hold pages of files.
+    pub free: u64,
+}
+
+/// The NUMA nodes that this process may have memory of.
+pub fn nodes() -> Vec<Node> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let allowed = status.lines().find_map(|l| l.strip_prefix("Mems_allowed_list:")).map(str::trim).unwrap_or_default();
+    let node = |number: u32| {
+        let text = std::fs::read_to_string(format!("/sys/devices/system/node/node{number}/meminfo")).ok()?;
+        Some(Node { number, free: free_of_node(&text) })
+    };
+    list(allowed).into_iter().filter_map(node).collect()
+}
+
+/// "0-2,5" as numbers.
+fn list(text: &str) -> Vec<u32> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?.min(first.parse::<u32>().ok()?.saturating_add(4096)))
+    };
+    text.split(',').filter_map(range).flatten().collect()
+}
+
+fn free_of_node(text: &str) -> u64 {
+    // "Node 0 MemFree:        123 kB"
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|l| l.split_once(name)).map(|(_, rest)| rest);
+        line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).map_or(0, |kib| kib << 10)
+    };
+    bytes(" MemFree:") + bytes(" Active(file):") + bytes(" Inactive(file):") + bytes(" SReclaimable:")
+}
+
+/// Bytes that this process has locked with `mlock`, from `/proc/self/status`.
+pub fn locked() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmLck:"));
+    line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).map_or(0, |kib| kib << 10)
 }
 
 /// How many bytes this process may lock (`RLIMIT_MEMLOCK`): `None` if there is no limit.
@@ -167,6 +242,43 @@ mod tests {
         assert_eq!(cgroup_limit_in("7:memory:/a\n0::/u\n", &roots), Some(1024));
         assert_eq!(cgroup_limit_in("nonsense", &roots), None);
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn room_in_a_cgroup_is_its_limit_less_what_cannot_be_reclaimed() {
+        let dir = std::env::temp_dir().join(format!("berth-cgroup-room-{}", std::process::id()));
+        let (v1, v2) = (dir.join("v1"), dir.join("v2"));
+        for (group, limit, usage, stat) in [
+            (
+                v1.join("a"),
+                ("memory.limit_in_bytes", "1000"),
+                ("memory.usage_in_bytes", "700"),
+                "inactive_file 5\ntotal_inactive_file 300\ntotal_active_file 100\n",
+            ),
+            (v1.clone(), ("memory.limit_in_bytes", "9223372036854771712"), ("memory.usage_in_bytes", "7"), ""),
+            (v2.join("u"), ("memory.max", "500"), ("memory.current", "450"), "anon 1\ninactive_file 10\nactive_file 20\n"),
+        ] {
+            std::fs::create_dir_all(&group).unwrap();
+            for (name, text) in [limit, usage, ("memory.stat", stat)] {
+                std::fs::write(group.join(name), text).unwrap();
+            }
+        }
+        let roots = [(v1, false), (v2.clone(), true)];
+        assert_eq!(cgroup_room_in("7:memory:/a\n", &roots), Some(700));
+        assert_eq!(cgroup_room_in("7:memory:/a\n0::/u\n", &roots), Some(80));
+        assert_eq!(cgroup_room_in("7:memory:/\n", &roots), None);
+        std::fs::write(v2.join("u/memory.current"), "900").unwrap();
+        assert_eq!(cgroup_room_in("0::/u\n", &roots), Some(0), "over its limit");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn nodes_are_those_that_are_allowed() {
+        assert_eq!(list("0-2,5"), [0, 1, 2, 5]);
+        assert_eq!((list(""), list("x,3-"), list("7")), (vec![], vec![], vec![7]));
+        let text = "Node 1 MemTotal:  9 kB\nNode 1 MemFree:   4 kB\nNode 1 Active(file): 2 kB\nNode 1 Inactive(file): 1 kB\nNode 1 SReclaimable: 1 kB\n";
+        assert_eq!((free_of_node(text), free_of_node("")), (8 << 10, 0));
+        assert!(nodes().len() <= numa_nodes());
     }
 
     #[test]

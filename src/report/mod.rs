@@ -41,6 +41,12 @@ pub enum Reason {
     NoCudaDriver,
     /// The CUDA driver refused the allocation.
     PinFailed,
+    /// More than may be page-locked.
+    PinBudget,
+    /// Page-locking was too slow and was given up.
+    PinSlow,
+    /// `BERTH_PIN=off`, or the host's own `GGML_CUDA_NO_PINNED`.
+    PinOff,
     /// The arena directory is missing, no directory, a symbolic link, or not writable.
     ArenaDirectory,
     /// The arena's file system has too little space.
@@ -74,6 +80,8 @@ pub enum Place {
     Pageable,
     /// In page-locked memory.
     Pinned,
+    /// The first of them in page-locked memory, the others not.
+    PartlyPinned,
     /// In an arena's file.
     Arena,
 }
@@ -86,6 +94,7 @@ impl Place {
             Place::Mapped => "mapped",
             Place::Pageable => "pageable",
             Place::Pinned => "pinned",
+            Place::PartlyPinned => "partly pinned",
             Place::Arena => "arena",
         }
     }
@@ -121,8 +130,11 @@ pub struct Buffer {
     pub message: Option<String>,
     /// Size in bytes.
     pub bytes: usize,
-    /// Bytes of it that are page-locked.
+    /// Bytes of it that are page-locked by the CUDA driver.
     pub pinned_bytes: usize,
+    /// Bytes of it that are locked with `mlock`. Absent where nothing is.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub locked_bytes: usize,
     /// File behind it: the mapped model, or the directory of the arena's nameless file.
     #[serde(serialize_with = "path_or_none")]
     pub file: Option<PathBuf>,
@@ -142,6 +154,11 @@ pub struct Buffer {
     pub tensors: Vec<Tensor>,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
 /// What a buffer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -158,6 +175,8 @@ struct Report<'a> {
     hosts: &'a [HostInfo],
     strict: bool,
     fallbacks: usize,
+    /// Bytes that are page-locked now, in all buffers.
+    pinned: usize,
     blocks: blocks::Blocks,
     buffers: Vec<&'a Buffer>,
     warnings: Vec<Warning>,
@@ -294,6 +313,7 @@ pub fn add_buffer(asked: &'static str, got: Place, bytes: usize, file: Option<Pa
             message: fallback.map(|f| f.message),
             bytes,
             pinned_bytes: if got == Place::Pinned { bytes } else { 0 },
+            locked_bytes: 0,
             file,
             live: true,
             usage: Usage::Tensors,
@@ -336,6 +356,47 @@ pub fn name_buffer(id: Id, name: &str) {
 pub fn grow_buffer(id: Id, bytes: usize) {
     if let Some(buffer) = state().as_mut().and_then(|s| s.live.iter_mut().find(|b| b.id == id.0)) {
         buffer.bytes = bytes;
+    }
+    changed();
+}
+
+/// Remembers how many bytes of a buffer are page-locked. One that was locked as a whole and is no longer is locked in part.
+pub fn pinned(id: Id, bytes: usize) {
+    if let Some(buffer) = state().as_mut().and_then(|s| s.live.iter_mut().find(|b| b.id == id.0)) {
+        buffer.pinned_bytes = bytes;
+        if buffer.got == Place::Pinned && bytes < buffer.bytes {
+            buffer.got = Place::PartlyPinned;
+        }
+    }
+    changed();
+}
+
+/// How many bytes of a buffer are page-locked.
+pub fn pinned_bytes(id: Id) -> usize {
+    state().as_ref().and_then(|s| s.live.iter().find(|b| b.id == id.0)).map_or(0, |b| b.pinned_bytes)
+}
+
+/// Remembers why a buffer is not what was asked, which was not known when it was made, and logs one line about it.
+pub fn fell_back(id: Id, fallback: Fallback) {
+    let mut found = None;
+    if let Some(state) = state().as_mut()
+        && let Some(buffer) = state.live.iter_mut().find(|b| b.id == id.0)
+    {
+        found = Some((buffer.asked, buffer.got.name(), buffer.bytes));
+        (buffer.reason, buffer.message) = (Some(fallback.reason), Some(fallback.message.clone()));
+        state.fallbacks += 1;
+    }
+    // No lock is held: a log may call back into us.
+    if let Some((asked, place, bytes)) = found {
+        log::warning!("{asked}: asked for {asked}, got {place} memory for {bytes} bytes ({}): {}", human(bytes), fallback.message);
+    }
+    changed();
+}
+
+/// Remembers how many bytes of a buffer are locked with `mlock`.
+pub fn locked(id: Id, bytes: usize) {
+    if let Some(buffer) = state().as_mut().and_then(|s| s.live.iter_mut().find(|b| b.id == id.0)) {
+        buffer.locked_bytes = bytes;
     }
     changed();
 }
@@ -428,6 +489,7 @@ pub fn to_json() -> String {
         hosts: &state.hosts,
         strict: config::get().is_ok_and(|c| c.strict),
         fallbacks: state.fallbacks,
+        pinned: state.live.iter().map(|b| b.pinned_bytes).sum(),
         blocks: blocks::so_far(),
         buffers: state.freed.iter().chain(&state.live).filter(|b| b.bytes > 0).collect(),
         warnings: state.warnings(),

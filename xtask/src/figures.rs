@@ -1,7 +1,7 @@
 //! `cargo xtask figures`: the experts' operation on this machine, next to the limits of its memory and processor and to stock ggml; the result
 //! is docs/moe-figures.md and the plot in it.
 //!
-//! `c-examples/moe_bench` and `ffi-tests/c/moe_stock.c` measure; this file chooses what, and writes tables.
+//! `c-examples/bench` and `ffi-tests/c/moe_stock.c` measure; this file chooses what, and writes tables.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -45,7 +45,7 @@ const TOKENS: [usize; 8] = [1, 2, 4, 8, 32, 128, 512, 2048];
 const HOST: &str = "sdist-dl";
 const QWEN3: [usize; 4] = [2048, 768, 128, 8];
 
-/// What `moe_bench --json` prints.
+/// What `bench --json` prints.
 #[derive(Clone, Debug, Deserialize)]
 struct Point {
     geometry: String,
@@ -66,7 +66,7 @@ struct Point {
     share: f64,
 }
 
-/// How to call `moe_bench`.
+/// How to call `bench`.
 #[derive(Clone, Copy)]
 struct Case<'a> {
     geometry: &'a str,
@@ -110,7 +110,7 @@ impl Bench {
         command.args(["--json", "--seed", "1", "--geometry", case.geometry, "--gate", case.gate, "--down", case.down]);
         command.args(["--routing", if case.skewed { "skewed" } else { "uniform" }, "--tokens", &tokens.join(",")]);
         command.args(["--threads", &case.threads.to_string(), "--seconds", &self.seconds.to_string()]);
-        let what = format!("moe_bench {} {}/{} T={}", case.geometry, case.gate, case.down, tokens.join(","));
+        let what = format!("bench {} {}/{} T={}", case.geometry, case.gate, case.down, tokens.join(","));
         eprintln!("    {what}{}", case.tier.map(|t| format!(" {t}")).unwrap_or_default());
         let output = run::run(command, Duration::from_secs(600))?.checked(&what)?;
         let points: Vec<Point> =
@@ -184,12 +184,12 @@ fn compile(library: &Path, dir: &Path) -> Result<PathBuf> {
     let examples = shell::root().join("c-examples");
     let mut make = Command::new("make");
     clean_env(&mut make);
-    make.env_remove("CFLAGS").env_remove("MAKEFLAGS").args(["-s", "-B", "-C"]).arg(&examples).arg("moe_bench");
+    make.env_remove("CFLAGS").env_remove("MAKEFLAGS").args(["-s", "-B", "-C"]).arg(&examples).arg("bench");
     make.arg(format!("BERTH_CFLAGS=-I{}", shell::root().join("include").display()));
     make.arg(format!("BERTH_LIBS=-L{} -lberth", dir.display()));
-    run::run(make, Duration::from_secs(120))?.checked("make moe_bench")?;
-    let program = dir.join("moe_bench");
-    fs::copy(examples.join("moe_bench"), &program)?;
+    run::run(make, Duration::from_secs(120))?.checked("make bench")?;
+    let program = dir.join("bench");
+    fs::copy(examples.join("bench"), &program)?;
     Ok(program)
 }
 

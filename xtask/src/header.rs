@@ -1,20 +1,21 @@
-//! `cargo xtask header`: `include/berth.h` from the exported functions, and the check that it was not forgotten.
+//! `cargo xtask header`: `include/berth.h` from the exported functions, docs/c-api.md from that, and the check that neither was forgotten.
 
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::shell;
+use crate::{reference, shell};
 
 const HEADER: &str = "include/berth.h";
+const REFERENCE: &str = "docs/c-api.md";
 /// What the header is made from: the exported functions, and the types they name. Not the whole crate: `abi` mirrors ggml's structures, which
 /// are ggml's to declare.
 const SOURCES: [&str; 3] = ["src/error.rs", "src/log.rs", "src/capi/mod.rs"];
 
-/// Write include/berth.h, or check it.
+/// Write include/berth.h and docs/c-api.md, or check them.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Change nothing; fail if the header is not what the code says.
+    /// Change nothing; fail if they are not what the code says.
     #[arg(long)]
     check: bool,
 }
@@ -23,21 +24,29 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.check {
         return check();
     }
-    let path = shell::root().join(HEADER);
-    fs::write(&path, generate()?).with_context(|| path.display().to_string())?;
-    println!("wrote {}", path.display());
+    for (name, text) in files()? {
+        fs::write(shell::root().join(name), text).with_context(|| name.to_owned())?;
+        println!("wrote {name}");
+    }
     Ok(())
 }
 
-/// Fails if the header is not what the code says.
+/// Fails if header and reference are not what the code says.
 pub(crate) fn check() -> Result<()> {
-    let path = shell::root().join(HEADER);
-    let header = generate()?;
-    let committed = fs::read_to_string(&path).with_context(|| format!("{} (make it: cargo xtask header)", path.display()))?;
-    let line = header.lines().zip(committed.lines()).take_while(|(a, b)| a == b).count() + 1;
-    ensure!(header == committed, "{HEADER} is not what src/capi says, from line {line} on: cargo xtask header");
-    println!("{HEADER} is up to date");
+    for (name, text) in files()? {
+        let committed = fs::read_to_string(shell::root().join(name)).with_context(|| format!("{name} (make it: cargo xtask header)"))?;
+        let line = text.lines().zip(committed.lines()).take_while(|(a, b)| a == b).count() + 1;
+        ensure!(text == committed, "{name} is not what src/capi says, from line {line} on: cargo xtask header");
+        println!("{name} is up to date");
+    }
     Ok(())
+}
+
+/// What is made, by name.
+fn files() -> Result<[(&'static str, String); 2]> {
+    let header = generate()?;
+    let reference = reference::page(&header)?;
+    Ok([(HEADER, header), (REFERENCE, reference)])
 }
 
 fn generate() -> Result<String> {

@@ -2,7 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+mod abi;
 mod demo;
+mod dist;
 mod figures;
 mod header;
 mod hosts;
@@ -13,6 +15,7 @@ mod model;
 mod picture;
 mod plot;
 mod profile;
+mod reference;
 mod setup;
 mod shell;
 mod speed;
@@ -32,11 +35,15 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Compare the header with that of the last release, by abidiff.
+    Abi(abi::Args),
     /// Show Berth at work: a stock, prebuilt llama-server with a model's experts in each of Berth's places.
     Demo(demo::Args),
+    /// Build what is installed (libraries, header, CMake and pkg-config files, the command, manual pages, licences), and install or pack it.
+    Dist(dist::Args),
     /// Measure the experts' operation, next to this machine's limits and stock ggml, and write docs/moe-figures.md.
     Figures(figures::Args),
-    /// Write include/berth.h from the exported functions, or check it.
+    /// Write include/berth.h from the exported functions and docs/c-api.md from that, or check them.
     Header(header::Args),
     /// Fetch or build the hosts that Berth is tested against, and say where they are.
     Hosts(hosts::Args),
@@ -60,7 +67,9 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Abi(args) => abi::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Dist(args) => dist::run(&args),
         Command::Figures(args) => figures::run(&args),
         Command::Header(args) => header::run(&args),
         Command::Hosts(args) => hosts::run(&args),

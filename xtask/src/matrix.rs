@@ -20,6 +20,12 @@ use crate::shell;
 pub(crate) struct Args {
     /// The hosts' ids; all of them if none is given. Then the file is written too.
     ids: Vec<String>,
+    /// Also the newest version in each registry, if the table does not have it.
+    #[arg(long)]
+    newest: bool,
+    /// Also an unpatched llama.cpp built with berth-llama.cmake, static and shared (eight minutes each on two cores, the first time).
+    #[arg(long)]
+    include: bool,
 }
 
 const PLACES: [&str; 3] = ["CPU_MMAP", "CUDA_Host", "ARENA"];
@@ -34,17 +40,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let ids: Vec<&str> = if args.ids.is_empty() { hosts::ids() } else { args.ids.iter().map(String::as_str).collect() };
     let mut text = String::from(HEAD);
     let mut wrong = Vec::new();
-    for id in ids {
+    let known = ids.into_iter().map(|id| (id.to_owned(), hosts::get(id)));
+    let newest = if args.newest { hosts::newest() } else { Vec::new() };
+    if args.newest && newest.is_empty() {
+        eprintln!("the table has the newest version of every package");
+    }
+    let newest = newest.into_iter().map(|host| (host.as_ref().map_or_else(|_| "newest".to_owned(), |h| h.id.clone()), host));
+    for (id, host) in known.chain(newest) {
         eprintln!("==> {id}");
-        let host = hosts::get(id)?;
-        let line = match bench.line(&host) {
-            Ok(line) => line,
-            Err(error) => {
-                wrong.push(format!("{id}: {error:#}"));
-                "FAILED | | | |".to_owned()
-            }
-        };
-        writeln!(text, "| {id} | {} | {} | {line}", host.package, host.ggml_version)?;
+        let line = host.and_then(|host| {
+            let (ggml, cells) = bench.line(&host)?;
+            Ok(format!("| {id} | {} | {ggml} | {cells}", host.package))
+        });
+        let line = line.unwrap_or_else(|error| {
+            wrong.push(format!("{id}: {error:#}"));
+            format!("| {id} | FAILED | | | | | |")
+        });
+        writeln!(text, "{line}")?;
+    }
+    if args.include {
+        text += &included()?;
     }
     text += TAIL;
     println!("{text}");
@@ -68,8 +83,21 @@ The word in brackets is what the buffer got on the machine that made this table;
 |---|---|---|---|---|---|---|
 ";
 const TAIL: &str = "
-A host that is refused goes on without Berth, with the line shown. A new host is one line in `ffi-tests/src/hosts/table.rs`.
+A host that is refused goes on without Berth, with the line shown. A new host is one line in `ffi-tests/src/hosts/table.rs`; `cargo xtask matrix
+--newest` tries the newest version in each registry before it has one.
 ";
+
+/// A whole llama.cpp with Berth built in, by the tests that do so; what they hold is said in one line.
+fn included() -> Result<String> {
+    let mut cargo = shell::cargo();
+    cargo
+        .args(["test", "--package", "ffi-tests", "--test", "llama_include", "--", "--test-threads", "1", "unpatched"])
+        .env("BERTH_FULL", "1");
+    shell::step(&mut cargo)?;
+    Ok("\nThe unpatched llama.cpp of `sdist-dl`, built with `berth-llama.cmake`, static and shared (`cargo xtask matrix --include`): `llama-completion` has \
+        Berth without any environment variable, puts the experts in each of the places, and writes the same text. No file of the tree has changed.\n"
+        .to_owned())
+}
 
 /// What all hosts are tried with.
 struct Bench {
@@ -88,16 +116,17 @@ struct Answer {
 }
 
 impl Bench {
-    fn line(&self, host: &Host) -> Result<String> {
+    /// Version of its ggml, and the rest of the line.
+    fn line(&self, host: &Host) -> Result<(String, String)> {
         match host.api {
-            Expect::Refused => self.refused(host).map(|line| format!("refused: `{line}` | | | |")),
+            Expect::Refused => self.refused(host).map(|line| (host.ggml_version.to_owned(), format!("refused: `{line}` | | | |"))),
             Expect::Accepted => self.accepted(host),
         }
     }
 
-    fn accepted(&self, host: &Host) -> Result<String> {
+    fn accepted(&self, host: &Host) -> Result<(String, String)> {
         let stock = self.greedy(host, None)?;
-        let mut layout = String::new();
+        let (mut layout, mut ggml) = (String::new(), host.ggml_version.to_owned());
         let mut cells = String::new();
         for place in PLACES {
             let report = self.dir.join(format!("{}-{place}.json", host.id));
@@ -105,7 +134,9 @@ impl Bench {
             ensure!(with.devices.iter().any(|d| d.ends_with(place)), "{place} is not among the devices: {:?}", with.devices);
             ensure!(with.text == stock.text, "{place}: another text\n{}\nstock\n{}", with.text, stock.text);
             let report = Report::read(&report)?;
-            layout = report.hosts.first().map(|h| h.layout.clone()).unwrap_or_default();
+            if let Some(found) = report.hosts.first() {
+                (layout, ggml) = (found.layout.clone(), found.ggml_version.clone());
+            }
             let buffers: Vec<_> = report.buffers.iter().filter(|b| b.asked == place && !b.tensors.is_empty()).collect();
             let tensors: usize = buffers.iter().map(|b| b.tensors.len()).sum();
             ensure!(tensors == 90, "{place}: {tensors} of 90 expert tensors are in its buffers");
@@ -113,7 +144,7 @@ impl Bench {
             let why = first.reason.as_ref().map(|r| format!(": {r}")).unwrap_or_default();
             write!(cells, " same ({}{why}) |", first.got)?;
         }
-        Ok(format!("{layout} |{cells}"))
+        Ok((ggml, format!("{layout} |{cells}")))
     }
 
     /// The line with which a host that does not fit is refused; the host must do its work all the same.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use ffi_tests::{hosts, skip, tools};
 
-use crate::{header, setup, shell};
+use crate::{abi, header, setup, shell};
 
 /// Run all checks.
 #[derive(clap::Args)]
@@ -36,6 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let lints = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     check("lints", shell::step(shell::cargo().args(lints)));
     check("header", header::check());
+    check("ABI", abi::check());
     // The tests load the library as a host does: the release build, by its path.
     let library = shell::berth()?;
     // A host computes with two threads that wait by spinning: more of them than cores makes every one many times slower.

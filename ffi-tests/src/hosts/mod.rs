@@ -60,9 +60,28 @@ pub fn ids_expected(expect: Expect) -> Vec<&'static str> {
 /// [`tools::is_missing`] tells a missing tool, network or package from a build that failed.
 pub fn get(id: &str) -> Result<Host> {
     let row = table::HOSTS.iter().find(|r| r.id == id).with_context(|| format!("no host {id}; there are {}", ids().join(", ")))?;
-    let provided = provide::provide(row).with_context(|| format!("host {id}"))?;
+    host(row)
+}
+
+/// The newest version in each registry that is not in the table, fetched or built: what the next line of the table would be. Their ggml's version
+/// is known when they run.
+///
+/// # Errors
+///
+/// A registry that cannot be asked, and a host that cannot be made, each by itself.
+pub fn newest() -> Vec<Result<Host>> {
+    let later = |found: Result<Option<table::Row>>| match found {
+        Ok(Some(row)) => Some(host(&row)),
+        Ok(None) => None,
+        Err(error) => Some(Err(error)),
+    };
+    provide::newest().into_iter().filter_map(later).collect()
+}
+
+fn host(row: &table::Row) -> Result<Host> {
+    let provided = provide::provide(row).with_context(|| format!("host {}", row.id))?;
     Ok(Host {
-        id: id.to_owned(),
+        id: row.id.to_owned(),
         package: provided.package,
         ggml_version: row.ggml_version,
         api: row.expect,

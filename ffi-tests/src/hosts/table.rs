@@ -16,7 +16,7 @@ pub(super) struct Row {
 }
 
 /// Where a host comes from.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// Prebuilt libraries of `@node-llama-cpp/linux-x64`, of the version in the id.
     Node,
@@ -39,7 +39,7 @@ pub(super) enum Link {
     Static,
 }
 
-const ALL: &[&str] = &[
+pub(super) const ALL: &[&str] = &[
     "llama-server",
     "llama-bench",
     "llama-completion",

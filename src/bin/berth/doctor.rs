@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use berth::abi::{self, Host};
+use berth::buffers;
 use berth::config::{self, Config};
 use berth::log::one_line;
-use berth::memory::{arena, fill, pinned, system};
+use berth::memory::{arena, budget, fill, pinned, system};
 use berth::moe::isa;
 use berth::placement::render;
 use serde::Serialize;
@@ -76,6 +77,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
     findings.extend(unknown_variables());
     findings.push(cuda());
+    findings.push(page_locked());
     findings.extend(llama(args.llama.as_deref()));
     findings.extend(plug_in());
     let json = || render::quiet_json(&serde_json::to_string_pretty(&findings).unwrap_or_default()) + "\n";
@@ -145,7 +147,7 @@ fn memlock() -> Finding {
         Some(limit) => note(
             "memlock",
             format!("at most {:.1} MiB may be locked", limit as f64 / f64::from(1 << 20)),
-            "--mlock locks no more than that (ulimit -l, LimitMEMLOCK=); pinning through the CUDA driver is not bound by it",
+            "--mlock and BERTH_LOCK lock no more than that (ulimit -l, LimitMEMLOCK=); page-locking through the CUDA driver is not bound by it",
         ),
     }
 }
@@ -246,6 +248,18 @@ fn cuda() -> Finding {
     }
 }
 
+/// How much may be page-locked, and what decides that.
+fn page_locked() -> Finding {
+    const ITEM: &str = "page-locked";
+    let Ok(config) = config::get() else { return note(ITEM, "unknown", "correct the settings first") };
+    let budget = budget::now(buffers::pin_limit(config));
+    let found = format!("CUDA_Host may lock {}: {}", gib(budget.left), budget.because);
+    if let Some(off) = buffers::pin_switched_off(config) {
+        return note(ITEM, format!("{found}; but {}", off.message), "unset it, or use CPU_MMAP or ARENA");
+    }
+    if budget.left == 0 { note(ITEM, found, "BERTH_PIN_LIMIT decides what share, or how many bytes") } else { good(ITEM, found) }
+}
+
 /// Whether stock llama.cpp is here, and whether Berth fits it.
 fn llama(given: Option<&Path>) -> Vec<Finding> {
     const ITEM: &str = "llama.cpp";
@@ -282,7 +296,7 @@ fn llama(given: Option<&Path>) -> Vec<Finding> {
             return vec![bad(ITEM, error.message, hint)];
         }
     };
-    let fits = Host::find(|_| None, |host| (host.version, host.layout));
+    let fits = Host::find(None, |_| None, |host| (host.version, host.layout));
     vec![match fits {
         Ok((version, layout)) => {
             good(ITEM, format!("{} has ggml {version} (tables {}): Berth fits", opened.file().display(), layout.name()))

@@ -3,6 +3,7 @@
 mod arena;
 mod doctor;
 mod explain;
+mod man;
 
 use std::process::ExitCode;
 
@@ -10,7 +11,7 @@ use clap::{Parser, Subcommand};
 
 /// Berth places mixture-of-experts weights in host memory for unmodified llama.cpp.
 #[derive(Parser)]
-#[command(version, about)]
+#[command(name = "berth", version, about)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -24,6 +25,9 @@ enum Command {
     Doctor(doctor::Args),
     /// Show where every tensor of a model would go, and why, before anything is loaded.
     Explain(explain::Args),
+    /// Write the manual pages into a directory.
+    #[command(hide = true)]
+    Man(man::Args),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +35,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Arena(args) }) => arena::run(&args),
         Ok(Cli { command: Command::Doctor(args) }) => doctor::run(&args),
         Ok(Cli { command: Command::Explain(args) }) => explain::run(&args),
+        Ok(Cli { command: Command::Man(args) }) => man::run(&args),
         Err(answer) => answered(&answer),
     }
 }

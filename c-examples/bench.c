@@ -1,7 +1,7 @@
 /*
- * moe_bench: how fast this machine computes the experts of a layer, next to what its memory and its processor allow.
+ * bench: how fast this machine computes the experts of a layer, next to what its memory and its processor allow.
  *
- *     moe_bench --geometry 2048,768,128,8 --gate q4_k --down q6_k --tokens 1 --threads 2 --json
+ *     bench --geometry 2048,768,128,8 --gate q4_k --down q6_k --tokens 1 --threads 2 --json
  *
  * It makes a layer of random weights, larger than the last-level cache, checks the answer against f64, and then measures in turns: reading
  * memory, vpdpbusd, and berth_moe_forward, all on the same threads. `share` is the time that the limit that binds would take, over the time
@@ -20,7 +20,7 @@
 #include "moe_formats.h"
 
 static const char USAGE[] =
-    "usage: moe_bench [options]\n"
+    "usage: bench [options]\n"
     "  --geometry D,F,EXPERTS,USED | qwen3 | gpt-oss | deepseek   sizes of a layer (qwen3)\n"
     "  --gate TYPE  --up TYPE  --down TYPE                        block formats (q4_k, as gate, q6_k; gpt-oss: mxfp4)\n"
     "  --tokens N[,N..]                                           tokens of a call (1)\n"
@@ -31,12 +31,12 @@ static const char USAGE[] =
     "  --json                                                     objects in place of lines\n";
 
 static _Noreturn void bad(const char *what, const char *value) {
-    fprintf(stderr, "moe_bench: %s: %s\n%s", what, value, USAGE);
+    fprintf(stderr, "bench: %s: %s\n%s", what, value, USAGE);
     exit(2);
 }
 
 static _Noreturn void fail(const char *what) {
-    fprintf(stderr, "moe_bench: %s: %s\n", what, berth_last_error());
+    fprintf(stderr, "bench: %s: %s\n", what, berth_last_error());
     exit(1);
 }
 
@@ -356,7 +356,7 @@ static void measure(const struct layer *layers, const struct settings *s, size_t
     const double error = error_of(l, tokens, x, ids, weight, y);
     /* Rounding activations to 8 bits makes 1e-4 to 5e-4 (docs/moe.md); floats are not rounded, and differ by the order of additions alone. */
     if (!(error < (is_float(l) ? 1e-9 : 2e-3))) {
-        fprintf(stderr, "moe_bench: wrong answer: normalised mean square error %g\n", error);
+        fprintf(stderr, "bench: wrong answer: normalised mean square error %g\n", error);
         exit(1);
     }
 
