@@ -23,7 +23,7 @@ const OFFLOAD_MIN_BATCH: u32 = 32;
 const PIN_SHARE: u8 = 80;
 
 /// Every variable that Berth reads. All but `BERTH_ISA` are settings below.
-pub const VARIABLES: [&str; 17] = [
+pub const VARIABLES: [&str; 19] = [
     "BERTH_ARENA_DIR",
     "BERTH_ARENA_LIMIT",
     "BERTH_ARENA_PERSIST",
@@ -39,8 +39,10 @@ pub const VARIABLES: [&str; 17] = [
     "BERTH_PIN",
     "BERTH_PIN_LIMIT",
     "BERTH_PIN_STAGING",
+    "BERTH_READAHEAD",
     "BERTH_REPORT",
     "BERTH_STRICT",
+    "BERTH_WARM",
 ];
 
 /// The one of [`VARIABLES`] that was probably meant by a name that is none of them, if one is near.
@@ -94,6 +96,17 @@ pub enum Numa {
     Local,
 }
 
+/// Whether routed experts that are not in memory are asked for before they are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadAhead {
+    /// Where some were missing lately.
+    Auto,
+    /// Never.
+    Off,
+    /// Always looked for.
+    On,
+}
+
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -132,6 +145,10 @@ pub struct Config {
     pub no_pinned: bool,
     /// `BERTH_LOCK`: memory that is not page-locked by the CUDA driver is locked with `mlock`, as far as the limits allow. Default: off.
     pub lock: bool,
+    /// `BERTH_READAHEAD`: whether experts are read ahead. Default: `auto`.
+    pub read_ahead: ReadAhead,
+    /// `BERTH_WARM`: weights that are no experts are read when a model has been loaded. Default: off.
+    pub warm_dense: bool,
     /// `BERTH_REPORT`: file that always holds the current report. Default: none.
     pub report: Option<PathBuf>,
 }
@@ -157,6 +174,8 @@ impl Default for Config {
             cuda_device: 0,
             no_pinned: false,
             lock: false,
+            read_ahead: ReadAhead::Auto,
+            warm_dense: false,
             report: None,
         }
     }
@@ -202,6 +221,8 @@ impl Config {
             cuda_device: get("BERTH_CUDA_DEVICE").map_or(Ok(0), |v| parse_device(&v))?,
             no_pinned: lookup("GGML_CUDA_NO_PINNED").is_some(),
             lock: get("BERTH_LOCK").map_or(Ok(false), |v| parse_switch("BERTH_LOCK", &v))?,
+            read_ahead: get("BERTH_READAHEAD").map_or(Ok(ReadAhead::Auto), |v| parse_read_ahead(&v))?,
+            warm_dense: get("BERTH_WARM").map_or(Ok(false), |v| parse_warm(&v))?,
             report: get("BERTH_REPORT").map(|v| absolute("BERTH_REPORT", v)).transpose()?,
         };
         Ok(config)
@@ -323,6 +344,23 @@ fn parse_numa(value: &OsStr) -> Result<Option<Numa>> {
     }
 }
 
+fn parse_read_ahead(value: &OsStr) -> Result<ReadAhead> {
+    match value.to_str() {
+        Some("auto") => Ok(ReadAhead::Auto),
+        Some("off") => Ok(ReadAhead::Off),
+        Some("on") => Ok(ReadAhead::On),
+        _ => Err(bad("BERTH_READAHEAD", value, "auto, off or on")),
+    }
+}
+
+fn parse_warm(value: &OsStr) -> Result<bool> {
+    match value.to_str() {
+        Some("dense") => Ok(true),
+        Some("off") => Ok(false),
+        _ => Err(bad("BERTH_WARM", value, "dense or off")),
+    }
+}
+
 fn parse_level(value: &OsStr) -> Result<Option<Level>> {
     match value.to_str() {
         Some("off") => Ok(None),
@@ -424,6 +462,9 @@ mod tests {
             ("BERTH_CUDA_DEVICE", "-1"),
             ("BERTH_CUDA_DEVICE", "cuda0"),
             ("BERTH_LOCK", "all"),
+            ("BERTH_READAHEAD", "1"),
+            ("BERTH_WARM", "all"),
+            ("BERTH_WARM", "1"),
         ] {
             let error = from(&[(name, value)]).expect_err(name);
             assert_eq!(error.status, Status::Config);
@@ -525,6 +566,12 @@ mod tests {
         ];
         for (value, want) in numa {
             assert_eq!(from(&[("BERTH_NUMA", value)]).unwrap().numa, want);
+        }
+        for (value, want) in [("auto", ReadAhead::Auto), ("off", ReadAhead::Off), ("on", ReadAhead::On)] {
+            assert_eq!(from(&[("BERTH_READAHEAD", value)]).unwrap().read_ahead, want);
+        }
+        for (value, want) in [("dense", true), ("off", false)] {
+            assert_eq!(from(&[("BERTH_WARM", value)]).unwrap().warm_dense, want);
         }
         for (value, want) in levels {
             assert_eq!(from(&[("BERTH_LOG", value)]).unwrap().log, want);

@@ -4,12 +4,14 @@
 //! `berth.h`. The Rust interface is for this project's own tests and tools and may change in any release.
 //!
 //! Files import their own level or lower ones: [`error`], [`log`], [`config`] < [`abi`] < [`memory`], [`gguf`] < [`buffers`],
-//! [`placement`], [`moe`] < [`loader`], [`backend`] < [`capi`].
+//! [`placement`], [`moe`] < [`ahead`] < [`loader`], [`backend`] < [`capi`].
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("Berth needs 64-bit Linux");
 
 pub mod abi;
+#[forbid(unsafe_code)]
+pub mod ahead;
 pub mod backend;
 pub mod buffers;
 pub mod capi;

@@ -19,11 +19,15 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("gguf", &["text"]),
     ("placement", &["text", "gguf"]),
     ("moe", &["error"]),
+    ("ahead", &["error", "log", "config", "report", "memory", "gguf", "placement", "moe"]),
     ("buffers", &["error", "log", "config", "report", "abi", "memory"]),
     // Of `placement` only which weights its decision gives the device.
-    ("backend", &["error", "log", "config", "report", "abi", "placement", "buffers", "moe"]),
+    ("backend", &["error", "log", "config", "report", "abi", "placement", "buffers", "moe", "ahead"]),
     ("loader", &["error", "text", "config", "report", "memory", "gguf", "placement", "buffers"]),
-    ("capi", &["error", "text", "log", "config", "report", "abi", "memory", "gguf", "placement", "moe", "buffers", "loader", "backend"]),
+    (
+        "capi",
+        &["error", "text", "log", "config", "report", "abi", "memory", "gguf", "placement", "moe", "ahead", "buffers", "loader", "backend"],
+    ),
 ];
 
 /// Where `unsafe` may stand.

@@ -158,6 +158,7 @@ static void make(struct problem *p, const struct options *o) {
     desc->alpha = 1.702f;
     desc->limit = o->activation == BERTH_ACTIVATION_SWIGLU_CLAMP ? 1.5f : 7.0f;
     desc->flags = (o->weight_first ? BERTH_MOE_WEIGHT_FIRST : 0) | (o->merged ? BERTH_MOE_MERGED_GATE_UP : 0);
+    desc->flags |= o->tokens % 2 ? BERTH_MOE_READ_AHEAD : 0;
     struct berth_moe_weights *w[3] = {&desc->gate, &desc->up, &desc->down};
     struct projection *q[3] = {&p->gate, &p->up, &p->down};
     for (int i = 0; i < 3; i++) {

@@ -112,6 +112,10 @@ static void check_bad_input(const struct options *plain) {
     refused("desc NULL", berth_mul_mat_id(NULL, &io, NULL), BAD, sound.y, y_floats);
     refused("io NULL", berth_mul_mat_id(&single, NULL, NULL), BAD, sound.y, y_floats);
     refused("check NULL", berth_moe_check(NULL), BAD, sound.y, y_floats);
+    const int32_t strange = (int32_t)o.experts;
+    refused("prefetch for NULL", berth_moe_prefetch(NULL, io.ids, 1), BAD, sound.y, y_floats);
+    refused("prefetch of NULL", berth_moe_prefetch(&desc, NULL, 1), BAD, sound.y, y_floats);
+    refused("prefetch of no expert", berth_moe_prefetch(&desc, &strange, 1), BAD, sound.y, y_floats);
     refused("size of NULL", berth_moe_workspace_size(NULL, 1, 1, 1, &unchanged), BAD, sound.y, y_floats);
     refused("size to NULL", berth_moe_workspace_size(&desc, 1, 1, 1, NULL), BAD, sound.y, y_floats);
     refused("size to NULL", berth_mul_mat_id_workspace_size(&single, 1, 1, 1, NULL), BAD, sound.y, y_floats);
@@ -279,6 +283,9 @@ static void check_bad_input(const struct options *plain) {
     /* And after all that, the sound one runs; and nothing is asked of a call without tokens. */
     if (berth_moe_forward(&desc, &io, NULL) != BERTH_STATUS_OK || berth_mul_mat_id(&single, &io, NULL) != BERTH_STATUS_OK) {
         fail("sound input", "refused");
+    }
+    if (berth_moe_prefetch(&desc, io.ids, o.used) != BERTH_STATUS_OK || berth_moe_prefetch(&desc, NULL, 0) != BERTH_STATUS_OK) {
+        fail("prefetch", "refused");
     }
     io = (struct berth_moe_io){.struct_size = sizeof(io)};
     if (berth_moe_forward(&desc, &io, NULL) != BERTH_STATUS_OK || berth_mul_mat_id(&single, &io, NULL) != BERTH_STATUS_OK) {

@@ -108,6 +108,7 @@ unsafe extern "C" fn init_backend(device: *mut ggml_backend_device, _params: *co
             // A context is made when a model has been loaded: by now the report is complete.
             crate::buffers::end_of_load();
             crate::buffers::loaded();
+            crate::ahead::warm::loaded();
             crate::report::loaded();
         }
         instance.look_around();

@@ -10,10 +10,11 @@ use super::elementwise;
 use super::fuse::{Block, Graph, Product};
 use super::node::Node;
 use crate::abi::*;
+use crate::ahead::READER;
 use crate::error::{Error, Result};
 use crate::moe::{
-    Activation, Experts, Inputs, Kernels, Matrix, ParallelFor, PerExpert, Projection, Rows, RowsMut, Table, forward, glu, mul_mat_id,
-    mul_mat_id_workspace_size, workspace_size,
+    Activation, Experts, Inputs, Kernels, Matrix, ParallelFor, PerExpert, Projection, Rows, RowsMut, Table, forward_ahead, glu,
+    mul_mat_id_ahead, mul_mat_id_workspace_size, workspace_size,
 };
 use crate::report::blocks;
 
@@ -129,7 +130,7 @@ impl Engine {
             let y = RowsMut::new(b.out.data().cast(), [b.out.ne(0), 1, tokens], [b.out.nb(1), b.out.nb(1)])?;
             let inputs = Inputs { x: rows(b.x)?, ids: ids(b.ids)?, weights, y };
             let workspace = Self::workspace(&mut self.workspace, workspace_size(&experts, tokens, used, team.threads())?)?;
-            forward(&experts, &inputs, workspace, self.kernels, team)
+            forward_ahead(&experts, &inputs, workspace, self.kernels, team, &READER)
         }
     }
 
@@ -145,7 +146,7 @@ impl Engine {
                 let (used, tokens) = (of.ne(0), of.ne(1));
                 let size = mul_mat_id_workspace_size(&matrix, tokens, used, team.threads())?;
                 let workspace = Self::workspace(&mut self.workspace, size)?;
-                return mul_mat_id(&matrix, &rows(x)?, &ids(of)?, &result(node)?, workspace, self.kernels, team);
+                return mul_mat_id_ahead(&matrix, &rows(x)?, &ids(of)?, &result(node)?, workspace, (self.kernels, team), &READER);
             }
             if op == ops.add_id {
                 let [x, bias, of] = operands(node)?;

@@ -17,7 +17,7 @@ use super::{Instance, Kind};
 use crate::abi::*;
 use crate::config::{self, Config};
 use crate::error::Result;
-use crate::{log, moe};
+use crate::{log, moe, report};
 
 /// `GGML_MAX_N_THREADS`: more, the host itself does not take.
 const MOST_THREADS: usize = 512;
@@ -114,7 +114,10 @@ unsafe extern "C" fn free<I>(backend: *mut ggml_backend) {
         // SAFETY: made by `new` with this layout; the host frees it once, and uses it no more.
         let backend = unsafe { Box::from_raw(backend.cast::<ggml_backend_of<I>>()) };
         // SAFETY: likewise.
-        drop(unsafe { from_foreign::<Stream>(backend.context) });
+        let stream = unsafe { from_foreign::<Stream>(backend.context) };
+        // Once, by the first of them that ends.
+        report::ahead::say();
+        drop(stream);
     });
 }
 

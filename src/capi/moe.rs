@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use super::threads::{self, Threads};
 use super::{input, keep, status};
 use crate::abi::guard;
+use crate::ahead::READER;
 use crate::error::{Error, Result, Status};
 use crate::moe::isa::{self, Isa, Tier};
 use crate::moe::{self, Inputs, Kernels, Matrix, PerExpert, Projection, Rows, RowsMut, Span, Table, WeightType};
@@ -46,6 +47,10 @@ pub const BERTH_MOE_WEIGHT_FIRST: u32 = 1;
 /// `up` holds `2 * f` rows per expert: those of gate, then those of up. Its bias has as many values; its scale is that of both. `gate` is
 /// empty.
 pub const BERTH_MOE_MERGED_GATE_UP: u32 = 2;
+/// The weights lie in a file that may be larger than memory: `berth_moe_forward` asks for those that are missing before it computes. With
+/// `BERTH_READAHEAD=off` it does not. Weights that cannot be read (a file that was truncated) are then `BERTH_STATUS_IO` where the kernel can
+/// tell, instead of a signal.
+pub const BERTH_MOE_READ_AHEAD: u32 = 4;
 
 /// The weights of one projection, for all experts: rows of quantised blocks in ggml's layout, at any address. Zeros mean that it is not
 /// there.
@@ -311,7 +316,7 @@ impl MoeDesc {
     /// Everything that the struct points at is valid for reads while the result is used.
     unsafe fn experts<'a>(&self) -> Result<moe::Experts<'a>> {
         let activation = activation(self.activation, self.alpha, self.limit)?;
-        if self.flags & !(BERTH_MOE_WEIGHT_FIRST | BERTH_MOE_MERGED_GATE_UP) != 0 {
+        if self.flags & !(BERTH_MOE_WEIGHT_FIRST | BERTH_MOE_MERGED_GATE_UP | BERTH_MOE_READ_AHEAD) != 0 {
             return Err(Error::invalid(format!("struct berth_moe_desc: flags {:#x} has unknown bits", self.flags)));
         }
         let (d, f, n) = (self.d, self.f, self.n_expert);
@@ -532,7 +537,9 @@ pub unsafe extern "C" fn berth_moe_forward(desc: *const MoeDesc, io: *const MoeI
         let kernels = kernels()?;
         // SAFETY: the caller vouches for all three and what they point at.
         unsafe {
-            let experts = input::get(desc)?.experts()?;
+            let desc = input::get(desc)?;
+            let experts = desc.experts()?;
+            let ahead: &dyn moe::Ahead = if desc.flags & BERTH_MOE_READ_AHEAD != 0 { &READER } else { &moe::Never };
             let io = MoeIo { y_row_stride: 0, ..input::get(io)? };
             let views = io.views(experts.up.matrix.k(), experts.down.matrix.rows(), 1)?;
             let gate = experts.gate.as_ref().map_or([Span::NONE; 3], spans);
@@ -540,8 +547,26 @@ pub unsafe extern "C" fn berth_moe_forward(desc: *const MoeDesc, io: *const MoeI
             let workspace = io.workspace(&views, &read)?;
             let Views { x, ids, weights, y } = views;
             let inputs = Inputs { x, ids, weights, y };
-            threads::with(threads, |threads| moe::forward(&experts, &inputs, workspace, kernels, threads))
+            threads::with(threads, |threads| moe::forward_ahead(&experts, &inputs, workspace, kernels, threads, ahead))
         }
+    })
+}
+
+/// Asks for the weights of experts that are not in memory, and does not wait: for who knows the ids early, while something else is computed.
+/// Gate and up of all of them come before down. Nothing to do for weights in memory that no file is behind, and with `BERTH_READAHEAD=off`. What is
+/// asked for costs some 0.7 ms per MB of the calling thread's time, on the machine where that was measured; what is in memory some microseconds per
+/// expert. Allocates nothing. `berth_moe_forward` does the same with `BERTH_MOE_READ_AHEAD`.
+///
+/// # Safety
+/// `desc` as in `berth_moe_check`; `ids` must point at `n` numbers, or `n` be 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn berth_moe_prefetch(desc: *const MoeDesc, ids: *const i32, n: usize) -> Status {
+    status("berth_moe_prefetch", || {
+        // SAFETY: the caller vouches for `desc` and what it points at.
+        let experts = unsafe { input::get(desc)?.experts() }?;
+        // SAFETY: the caller vouches for `ids`.
+        let ids = unsafe { input::array(ids, n, "ids") }?;
+        moe::prefetch(&experts, ids, &READER)
     })
 }
 

@@ -110,6 +110,14 @@ fn extent_in(maps: &[u8], address: u64) -> Option<std::ops::Range<usize>> {
     Some(usize::try_from(all[first].0).ok()?..usize::try_from(all[last].0 + all[last].1.left).ok()?)
 }
 
+/// All mappings of files whose pages are the file's own and cannot be written: where each starts, and what it is.
+pub fn files() -> Vec<(usize, Mapped)> {
+    let maps = std::fs::read(Path::new("/proc/self/maps")).unwrap_or_default();
+    let of_file = |(_, m): &(u64, Mapped)| m.shared && !m.writable && m.file.is_some();
+    let all = maps.split(|b| *b == b'\n').filter_map(parse).filter(of_file);
+    all.filter_map(|(start, mapped)| Some((usize::try_from(start).ok()?, mapped))).collect()
+}
+
 /// A mapping of the file with this path whose pages are the file's own and cannot be written.
 pub fn find_file(path: &Path) -> Option<Mapped> {
     let maps = std::fs::read(Path::new("/proc/self/maps")).ok()?;

@@ -18,6 +18,7 @@ pub mod pageable;
 pub mod pinned;
 mod populate;
 mod registered;
+pub mod residency;
 mod sums;
 pub mod system;
 pub mod target;

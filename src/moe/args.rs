@@ -106,6 +106,16 @@ impl<'a> Matrix<'a> {
         Span::of_slice(self.bytes)
     }
 
+    /// Where some rows of one expert lie.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    pub fn span_of(&self, expert: usize, first: usize, rows: usize) -> Span {
+        let slice = self.slice(expert, first, rows);
+        let len = (rows - 1) * self.row_stride + self.weights.row_bytes(self.k).unwrap_or(0);
+        Span::of_slice(&slice.bytes[..len])
+    }
+
     /// Some rows of one expert.
     ///
     /// # Panics

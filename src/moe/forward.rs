@@ -10,6 +10,7 @@
 use std::sync::atomic::AtomicU8;
 
 use super::acts::{ActFormat, ActRow, ActRowMut, Line};
+use super::ahead::{Ahead, FIRST, Never, SECOND, Way};
 use super::args::{Matrix, Rows};
 use super::kernels::{Kernels, Mul, PANEL_LINES};
 use super::pool::ParallelFor;
@@ -61,13 +62,14 @@ impl Sizes {
         })
     }
 
-    /// Claims: token rows, intermediate blocks, output blocks, scratch.
+    /// Claims: token rows, intermediate blocks, output blocks, scratch; and what is missing of each expert.
     fn flags(&self) -> Option<usize> {
         self.pairs
             .checked_mul(self.h_blocks)?
             .checked_add(self.x_rows.checked_mul(2)?)?
             .checked_add(self.out_blocks)?
-            .checked_add(self.threads)
+            .checked_add(self.threads)?
+            .checked_add(self.experts)
     }
 
     fn bytes(&self) -> Option<usize> {
@@ -146,6 +148,21 @@ pub fn forward(
     kernels: Kernels,
     threads: &dyn ParallelFor,
 ) -> Result<()> {
+    forward_ahead(experts, inputs, workspace, kernels, threads, &Never)
+}
+
+/// The same, with somebody who brings weights into memory before they are read.
+///
+/// # Errors
+/// As [`forward`], and those of [`Ahead::wait`].
+pub fn forward_ahead(
+    experts: &Experts<'_>,
+    inputs: &Inputs<'_>,
+    workspace: &mut [u8],
+    kernels: Kernels,
+    threads: &dyn ParallelFor,
+    ahead: &dyn Ahead,
+) -> Result<()> {
     experts.check()?;
     inputs.check(experts)?;
     let (used, tokens) = (inputs.ids.used(), inputs.ids.tokens());
@@ -170,13 +187,18 @@ pub fn forward(
     let (x_flags, flags) = flags.split_at(sizes.x_rows);
     let (gate_flags, flags) = flags.split_at(sizes.x_rows);
     let (h_flags, flags) = flags.split_at(sizes.pairs * sizes.h_blocks);
-    let (out_flags, scratch_flags) = flags.split_at(sizes.out_blocks);
+    let (out_flags, flags) = flags.split_at(sizes.out_blocks);
+    let (missed, scratch_flags) = flags.split_at(sizes.experts);
     let up_rows = Pieces::new(arena.take(sizes.x_rows * sizes.up_lines).ok_or_else(small)?, sizes.up_lines, x_flags);
     let gate_lines = arena.take(sizes.x_rows * sizes.gate_lines).ok_or_else(small)?;
     let h_lines = arena.take(sizes.pairs * sizes.h_blocks * sizes.h_block_lines).ok_or_else(small)?;
     let scratch = Pieces::new(arena.take(count * SCRATCH_LINES).ok_or_else(small)?, SCRATCH_LINES, scratch_flags);
 
     let routing = route(&inputs.ids, starts, pairs, active)?;
+    let first = [experts.gate.unwrap_or(experts.up).matrix, experts.up.matrix];
+    let first = if experts.gate.is_some() { &first[..] } else { &first[1..] };
+    let second = [experts.down.matrix];
+    let way = Way::new(ahead, [first, &second], &routing, missed, threads);
     for (i, weight) in weights.iter_mut().enumerate() {
         *weight = inputs.weights.map_or(1.0, |w| w.get(i / used, i % used));
     }
@@ -194,12 +216,17 @@ pub fn forward(
     };
 
     let weights = &*weights;
-    let step = Step { experts, kernels, routing: &routing, weights, scratch: &scratch };
-    let tasks = list_tasks(&routing, experts.up.matrix.rows(), list);
+    let step = Step { experts, kernels, routing: &routing, weights, scratch: &scratch, way: way.as_ref() };
+    let late = |expert| way.as_ref().is_some_and(|w| w.is_late(expert, FIRST));
+    let tasks = list_tasks(&routing, experts.up.matrix.rows(), late, list);
     let h = Pieces::new(h_lines, sizes.h_block_lines, h_flags);
     let dealer = Dealer::new(tasks);
     let x_per_token = inputs.x.used() == 1;
     threads.run(&|thread| step.gate_up(thread, &dealer, list, [gate, up], x_per_token, &h));
+
+    if let Some(way) = &way {
+        way.wait_for_all(SECOND, threads)?;
+    }
 
     let row_lines = sizes.h_blocks * sizes.h_block_lines;
     let h = Quantised { lines: h.done(), row_lines, format: ActFormat::of(experts.down.matrix.weights()) };
@@ -217,6 +244,8 @@ struct Step<'a> {
     /// By pair.
     weights: &'a [f32],
     scratch: &'a Pieces<'a, Line>,
+    /// If weights may be missing.
+    way: Option<&'a Way<'a>>,
 }
 
 /// The scratch of a thread as two areas of products and the panels.
@@ -256,6 +285,15 @@ impl Step<'_> {
             let first_matrix = e.gate.map_or(e.up.matrix, |g| g.matrix);
             let first = t.block * ROWS;
             let rows = ROWS.min(e.up.matrix.rows() - first);
+            if let Some(way) = self.way {
+                // What did not fit into the first window follows at the pace of the products.
+                if t.block == 0 {
+                    way.ask_more();
+                }
+                if !way.wait(FIRST, t.expert, first, rows) {
+                    continue;
+                }
+            }
             let next =
                 current.map(|i| task(list, i)).map_or(std::ptr::null(), |n| self.first_byte(&first_matrix, n.expert, n.block * ROWS));
             let pairs = &self.routing.pairs[t.first..][..t.columns];
@@ -364,7 +402,7 @@ mod tests {
             4 * experts,
             16 * tasks,
             4 * choices,
-            choices * f.div_ceil(256) + 2 * choices + d_out.div_ceil(64) + threads,
+            choices * f.div_ceil(256) + 2 * choices + d_out.div_ceil(64) + threads + experts,
             choices * d.div_ceil(256) * a[0],
             choices * d.div_ceil(256) * if a[1] == a[0] { 0 } else { a[1] },
             choices * f.div_ceil(256) * a[2],
@@ -404,7 +442,7 @@ mod tests {
         assert_eq!(SCRATCH_LINES * 64, 188_672);
         let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/moe.md")).unwrap();
         for part in
-            ["n 188672 ", "floor(T k / 80)) ceil(f / 256)", "T k ceil(d / 256) a ", "T k ceil(f / 256) + 2 T k + ceil(d_out / 64) + n"]
+            ["n 188672 ", "floor(T k / 80)) ceil(f / 256)", "T k ceil(d / 256) a ", "T k ceil(f / 256) + 2 T k + ceil(d_out / 64) + n + E"]
         {
             assert!(docs.contains(part), "docs/moe.md does not say {part}");
         }

@@ -6,10 +6,11 @@
 //!
 //! The way of the data: `args` (checked views) -> `route` (pairs by expert) -> `acts` (tokens quantised once) -> `forward` (two phases of
 //! `schedule`d tasks on a `pool` or another `crew`) -> `kernels` (products, per instruction set of `isa`, per format of `blocks`; `dequant` and
-//! `kernels/scalar` are the oracle) with `activation` between the phases. `shared` keeps threads out of each other's memory.
+//! `kernels/scalar` are the oracle) with `activation` between the phases. `ahead` asks for weights that are not in memory. `shared` keeps threads out of each other's memory.
 
 pub mod activation;
 pub mod acts;
+pub mod ahead;
 pub mod args;
 pub mod blocks;
 mod crew;
@@ -30,14 +31,15 @@ mod testing;
 mod tests;
 
 pub use activation::Activation;
+pub use ahead::{Ahead, Never, prefetch};
 pub use args::{Matrix, PerExpert, Rows, RowsMut, Table};
 pub use blocks::WeightType;
 pub(crate) use crew::Crew;
-pub use forward::{forward, workspace_size};
+pub use forward::{forward, forward_ahead, workspace_size};
 pub use glu::glu;
 pub use kernels::{Kernels, table};
 pub use pool::{ParallelFor, Pool, Serial};
-pub use single::{mul_mat_id, mul_mat_id_workspace_size};
+pub use single::{mul_mat_id, mul_mat_id_ahead, mul_mat_id_workspace_size};
 pub use span::Span;
 
 use crate::error::{Error, Result};

@@ -54,10 +54,13 @@ pub(super) fn max_tasks(experts: usize, pairs: usize, rows: usize) -> usize {
 /// `u32`s per task in the list.
 pub(super) const TASK_WORDS: usize = 4;
 
-/// Writes all tasks to `list`, and returns their number. Heavy experts come first, so that what is left for the end is small.
-pub(super) fn list_tasks(routing: &Routing<'_>, rows: usize, list: &mut [u32]) -> usize {
+/// Writes all tasks to `list`, and returns their number. Heavy experts come first, so that what is left for the end is small; but those whose
+/// weights are `late` come last.
+pub(super) fn list_tasks(routing: &Routing<'_>, rows: usize, late: impl Fn(usize) -> bool, list: &mut [u32]) -> usize {
     let mut count = 0;
-    for &expert in routing.active {
+    let late = &late;
+    let of = |turn| routing.active.iter().filter(move |e| late(**e as usize) == turn);
+    for &expert in of(false).chain(of(true)) {
         let (start, total) = (routing.starts[expert as usize] as usize, routing.count(expert as usize));
         for run in runs(start, total) {
             for block in 0..rows.div_ceil(ROWS) {
@@ -107,7 +110,7 @@ mod tests {
         let routing = Routing { starts: &starts, pairs: &pairs, active: &[1, 3, 0], used: 2 };
         let bound = max_tasks(4, 304, 600);
         let mut list = vec![0; TASK_WORDS * bound];
-        let count = list_tasks(&routing, 600, &mut list);
+        let count = list_tasks(&routing, 600, |_| false, &mut list);
         assert!(count <= bound);
         assert_eq!(count, (4 + 1 + 1) * 3);
         assert_eq!(runs(7, 161).map(|r| (r.start, r.end)).collect::<Vec<_>>(), [(7, 60), (60, 114), (114, 168)]);
@@ -120,6 +123,8 @@ mod tests {
         }
         assert!(seen.iter().all(|s| *s == [1; 3]));
         assert_eq!((task(&list, 0).expert, task(&list, count - 1).expert), (1, 0));
+        assert_eq!(list_tasks(&routing, 600, |e| e == 1, &mut list), count);
+        assert_eq!([0, 3, 6, count - 1].map(|i| task(&list, i).expert), [3, 0, 1, 1]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::sync::atomic::AtomicU8;
 
 use super::acts::{ActFormat, ActRow, Line};
+use super::ahead::{Ahead, FIRST, Never, Way};
 use super::args::{Matrix, Rows, RowsMut, Table};
 use super::forward::{SCRATCH_LINES, quantise_rows, split_scratch};
 use super::kernels::{Kernels, Mul};
@@ -31,7 +32,7 @@ fn size(matrix: &Matrix<'_>, tokens: usize, used: usize, x_used: usize, threads:
     let pairs = tokens.checked_mul(used).filter(|n| u32::try_from(*n).is_ok())?;
     let x_rows = tokens.checked_mul(x_used)?;
     let row_lines = ActFormat::of(matrix.weights()).row_lines(matrix.k());
-    let flags = x_rows.checked_add(matrix.rows().div_ceil(OUT_ROWS))?.checked_add(threads)?;
+    let flags = x_rows.checked_add(matrix.rows().div_ceil(OUT_ROWS))?.checked_add(threads)?.checked_add(matrix.experts())?;
     let parts = [
         lines_for::<u32>(matrix.experts().checked_add(1)?),
         lines_for::<u32>(pairs),
@@ -57,6 +58,22 @@ pub fn mul_mat_id(
     kernels: Kernels,
     threads: &dyn ParallelFor,
 ) -> Result<()> {
+    mul_mat_id_ahead(matrix, x, ids, out, workspace, (kernels, threads), &Never)
+}
+
+/// The same, with somebody who brings weights into memory before they are read.
+///
+/// # Errors
+/// As [`mul_mat_id`], and those of [`Ahead::wait`].
+pub fn mul_mat_id_ahead(
+    matrix: &Matrix<'_>,
+    x: &Rows<'_>,
+    ids: &Table<'_, i32>,
+    out: &RowsMut<'_>,
+    workspace: &mut [u8],
+    (kernels, threads): (Kernels, &dyn ParallelFor),
+    ahead: &dyn Ahead,
+) -> Result<()> {
     let (used, tokens) = (ids.used(), ids.tokens());
     if x.width() != matrix.k() || x.tokens() != tokens || ![1, used].contains(&x.used()) {
         return Err(Error::invalid(format!("the activations do not fit weights of {} for {used} x {tokens} ids", matrix.k())));
@@ -78,14 +95,20 @@ pub fn mul_mat_id(
     let starts = arena.take(matrix.experts() + 1).ok_or_else(small)?;
     let pairs = arena.take(tokens * used).ok_or_else(small)?;
     let active = arena.take(matrix.experts()).ok_or_else(small)?;
-    let flags: &[AtomicU8] = arena.take_zeroed(x_rows + blocks + count).ok_or_else(small)?;
+    let flags: &[AtomicU8] = arena.take_zeroed(x_rows + blocks + matrix.experts() + count).ok_or_else(small)?;
     let (x_flags, flags) = flags.split_at(x_rows);
-    let (out_flags, scratch_flags) = flags.split_at(blocks);
+    let (out_flags, flags) = flags.split_at(blocks);
+    let (missed, scratch_flags) = flags.split_at(matrix.experts());
     let rows = Pieces::new(arena.take(x_rows * row_lines).ok_or_else(small)?, row_lines, x_flags);
     let scratch = Pieces::new(arena.take(count * SCRATCH_LINES).ok_or_else(small)?, SCRATCH_LINES, scratch_flags);
 
     let routing = route(ids, starts, pairs, active)?;
+    let matrices = [*matrix];
+    let way = Way::new(ahead, [&matrices, &[]], &routing, missed, threads);
     quantise_rows(kernels, threads, x, &rows, format);
+    if let Some(way) = &way {
+        way.wait_for_all(FIRST, threads)?;
+    }
     let lines = &*rows.done();
     let dealer = Dealer::new(blocks);
     threads.run(&|thread| {

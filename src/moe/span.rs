@@ -42,8 +42,24 @@ impl Span {
         Span { start, end: start + size_of_val(slice) }
     }
 
-    pub(super) fn start(&self) -> usize {
+    /// The first address.
+    pub fn start(&self) -> usize {
         self.start
+    }
+
+    /// How many addresses.
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Both as one, if the other begins where this one ends.
+    pub(super) fn joined(&self, next: Span) -> Option<Span> {
+        (self.end == next.start).then_some(Span { start: self.start, end: next.end })
     }
 
     /// Whether the two have a byte in common.

@@ -2,6 +2,7 @@
 //!
 //! Owns: the records, their JSON, and the file named by `BERTH_REPORT`. Must not know: ggml, how memory is got.
 
+pub mod ahead;
 pub mod blocks;
 pub mod filled;
 pub mod lasting;
@@ -178,6 +179,7 @@ struct Report<'a> {
     /// Bytes that are page-locked now, in all buffers.
     pinned: usize,
     blocks: blocks::Blocks,
+    read_ahead: ahead::Ahead,
     buffers: Vec<&'a Buffer>,
     warnings: Vec<Warning>,
 }
@@ -491,6 +493,7 @@ pub fn to_json() -> String {
         fallbacks: state.fallbacks,
         pinned: state.live.iter().map(|b| b.pinned_bytes).sum(),
         blocks: blocks::so_far(),
+        read_ahead: ahead::so_far(),
         buffers: state.freed.iter().chain(&state.live).filter(|b| b.bytes > 0).collect(),
         warnings: state.warnings(),
     };
