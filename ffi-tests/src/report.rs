@@ -25,6 +25,9 @@ pub struct Report {
     /// How the experts were computed.
     #[serde(default)]
     pub blocks: Blocks,
+    /// What was read ahead.
+    #[serde(default)]
+    pub read_ahead: ReadAhead,
     /// Every buffer, freed ones too.
     pub buffers: Vec<Buffer>,
     /// What a person should know.
@@ -58,6 +61,44 @@ pub struct Host {
     /// The layout of its tables that Berth chose.
     #[serde(default)]
     pub layout: String,
+}
+
+/// What was read ahead; bytes and times are sums over the process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct ReadAhead {
+    /// `auto`, `off` or `on`.
+    pub mode: String,
+    /// Calls in which Berth looked for missing experts.
+    pub looks: u64,
+    /// Experts that were in memory.
+    pub expert_hits: u64,
+    /// Experts of which some bytes were not.
+    pub expert_misses: u64,
+    /// Bytes that were looked at.
+    pub looked_bytes: u64,
+    /// Bytes of them that were missing.
+    pub missed_bytes: u64,
+    /// Bytes that were asked for.
+    pub asked_bytes: u64,
+    /// Milliseconds of asking.
+    pub ask_ms: u64,
+    /// Milliseconds of waiting.
+    pub wait_ms: u64,
+    /// Major page faults of the process.
+    pub major_faults: u64,
+    /// Bytes of other weights that were read at the load.
+    pub warmed_bytes: u64,
+    /// What did not work.
+    pub fallbacks: Vec<Fallback>,
+}
+
+/// What did not work.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Fallback {
+    /// A code.
+    pub reason: String,
+    /// The same in words.
+    pub message: String,
 }
 
 /// Blocks of experts that were computed.

@@ -7,8 +7,6 @@ mod cgroup;
 mod preload;
 #[path = "support/scratch.rs"]
 mod scratch;
-#[path = "support/wrap.rs"]
-mod wrap;
 
 use std::fs;
 use std::path::{Path, PathBuf};

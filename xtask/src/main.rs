@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod abi;
+mod above_ram;
 mod demo;
 mod dist;
 mod figures;
@@ -37,6 +38,8 @@ struct Cli {
 enum Command {
     /// Compare the header with that of the last release, by abidiff.
     Abi(abi::Args),
+    /// Measure a model larger than memory in stock llama-bench with and without Berth, and write docs/above-ram.md.
+    AboveRam(above_ram::Args),
     /// Show Berth at work: a stock, prebuilt llama-server with a model's experts in each of Berth's places.
     Demo(demo::Args),
     /// Build what is installed (libraries, header, CMake and pkg-config files, the command, manual pages, licences), and install or pack it.
@@ -68,6 +71,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Abi(args) => abi::run(&args),
+        Command::AboveRam(args) => above_ram::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Dist(args) => dist::run(&args),
         Command::Figures(args) => figures::run(&args),

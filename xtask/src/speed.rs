@@ -248,14 +248,14 @@ pub(crate) fn samples(command: Command) -> Result<Vec<Sample>> {
     serde_json::from_str(&output.stdout).with_context(|| format!("llama-bench printed no JSON: {}", run::last_lines(&output.stdout, 5)))
 }
 
-fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
     if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
 }
 
-fn range(values: &[f64]) -> String {
+pub(crate) fn range(values: &[f64]) -> String {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(0.0, f64::max);
     format!("{:.1} ({least:.1} to {most:.1})", median(values))

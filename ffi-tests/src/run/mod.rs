@@ -1,5 +1,6 @@
 //! Runs a program for a test: clean environment, no stdin, everything captured, killed when its time is up.
 
+mod cgroup;
 mod server;
 mod text;
 
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+pub use cgroup::Cgroup;
 pub use server::{Completion, Server};
 pub use text::{Generation, Options, agree, common_prefix, greedy_text, until_whole};
 

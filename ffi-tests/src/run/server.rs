@@ -59,6 +59,7 @@ impl Server {
         let mut command = host.command("llama-server");
         command.args(["--host", "127.0.0.1", "--port", &port, "-np", "1"]);
         options.apply(&mut command, model);
+        let mut command = options.grouped(command);
         let out: File = log.reopen()?;
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
         let child = command.spawn().with_context(|| format!("cannot start llama-server of {}", host.id))?;

@@ -37,6 +37,8 @@ pub struct Options {
     /// Whether idle OpenMP threads spin, as they do by default. Off here: tests run side by side, and spinning threads of several programs on a
     /// few cores make each of them many times slower. On for a measurement.
     pub spin: bool,
+    /// The group that it runs in: [`super::Cgroup::procs`].
+    pub cgroup: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -53,6 +55,7 @@ impl Default for Options {
             timeout: Duration::from_secs(300),
             repack: false,
             spin: false,
+            cgroup: None,
         }
     }
 }
@@ -75,6 +78,14 @@ impl Options {
             command.env("OMP_WAIT_POLICY", "passive");
         }
         command.args(&self.args).envs(self.env.iter().map(|(k, v)| (k, v)));
+    }
+
+    /// The command, in the group that was named.
+    pub(super) fn grouped(&self, command: Command) -> Command {
+        match &self.cgroup {
+            Some(procs) => super::cgroup::join(command, procs),
+            None => command,
+        }
     }
 
     /// With Berth loaded from `library` and these `-ot` rules (none: `""`).
@@ -117,7 +128,7 @@ pub fn greedy_text(host: &Host, model: &Path, options: &Options) -> Result<Gener
     command.args(["--temp", "0", "--seed", "1", "--ignore-eos", "-no-cnv", "--no-display-prompt", "--perf"]);
     options.apply(&mut command, model);
     let what = format!("llama-completion of {} on {}", host.id, model.file_name().context("a model has a name")?.display());
-    let Output { stdout, stderr, .. } = run(command, options.timeout)?.checked(&what)?;
+    let Output { stdout, stderr, .. } = run(options.grouped(command), options.timeout)?.checked(&what)?;
     Ok(Generation {
         text: stdout,
         prompt_tokens_per_second: speed(&stderr, "prompt eval time"),
