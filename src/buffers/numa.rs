@@ -73,7 +73,7 @@ pub(super) fn end_of_load() {
     // Held while the kernel is asked: a buffer that goes now waits.
     let told: Vec<(report::Id, Record)> = open().drain(..).map(|o| (o.id, ask(o))).collect();
     // No lock is held: a log may call back into us.
-    told.into_iter().for_each(|(id, record)| report::numa(id, record));
+    told.into_iter().for_each(|(id, record)| report::numa::record(id, record));
 }
 
 fn ask(open: Open) -> Record {

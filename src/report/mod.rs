@@ -435,20 +435,6 @@ pub fn lasting(id: Id, now: lasting::Lasting) {
     changed();
 }
 
-/// Remembers where the pages of a buffer lie, and logs one line about it.
-pub fn numa(id: Id, now: numa::Numa) {
-    let mut found = None;
-    if let Some(buffer) = state().as_mut().and_then(|s| s.live.iter_mut().find(|b| b.id == id.0)) {
-        buffer.numa = Some(now.clone());
-        found = Some(buffer.asked);
-    }
-    // No lock is held: a log may call back into us.
-    if let Some(asked) = found {
-        now.say(asked);
-    }
-    changed();
-}
-
 /// Called when a model has been loaded: warns, once per buffer type, of tensors that gain nothing there, and writes the report.
 pub fn loaded() {
     let new: Vec<Warning> = {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::{Id, changed, state};
 use crate::log;
 use crate::memory::numa::Spread;
 
@@ -44,6 +45,20 @@ impl Numa {
             Some(message) => log::warning!("{line}: {message}"),
         }
     }
+}
+
+/// Remembers where the pages of a buffer lie, and logs one line about it.
+pub fn record(id: Id, now: Numa) {
+    let mut found = None;
+    if let Some(buffer) = state().as_mut().and_then(|s| s.live.iter_mut().find(|b| b.id == id.0)) {
+        buffer.numa = Some(now.clone());
+        found = Some(buffer.asked);
+    }
+    // No lock is held: a log may call back into us.
+    if let Some(asked) = found {
+        now.say(asked);
+    }
+    changed();
 }
 
 #[cfg(test)]
