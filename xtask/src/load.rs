@@ -12,6 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use ffi_tests::hosts::{self, Host};
 use ffi_tests::run::{Options, Server};
+use ffi_tests::tools;
 
 use crate::{figures, shell, speed};
 
@@ -46,7 +47,8 @@ const PROBE: u64 = 1 << 30;
 enum Way {
     /// The host maps the model and reads all of it at once.
     Mapped,
-    /// `--numa distribute`: with several NUMA nodes it maps the model for random access, and reads nothing; with one it is as without.
+    /// It maps the model for random access, and reads nothing: what `--numa distribute` does with several NUMA nodes. With one it does not, so a small
+    /// library in front of it does.
     Random,
     /// `--load-mode none`: it reads the model's file by itself.
     Read,
@@ -64,7 +66,7 @@ impl Way {
     fn name(self) -> &'static str {
         match self {
             Way::Mapped => "mapped",
-            Way::Random => "`--numa distribute`",
+            Way::Random => "`--numa distribute`, random access",
             Way::Read => "`--load-mode none`",
         }
     }
@@ -106,17 +108,27 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let model = speed::model("q4_k/q6_k", args.layers)?;
     let parent = args.arena.clone().unwrap_or_else(|| model.parent().unwrap_or(Path::new(".")).to_owned());
     let scratch = tempfile::tempdir_in(&parent).with_context(|| format!("{}", parent.display()))?;
+    let random = random_access(scratch.path())?;
     let mut rows: Vec<Row> = [None, Some("CUDA_Host"), Some("ARENA")]
         .into_iter()
         .flat_map(|ty| [Way::Mapped, Way::Random, Way::Read].map(|way| Row { ty, way, seen: Vec::new() }))
         .collect();
+    let mut fresh = Vec::new();
     for _ in 0..args.rounds {
         for row in &mut rows {
             let disk = disk(&model, scratch.path())?;
-            let seen = load(&host, &model, &options(&library, scratch.path(), row.ty, row.way))?;
+            let mut options = options(&library, scratch.path(), row.ty, row.way);
+            if row.way == Way::Random {
+                options = options.env("LD_PRELOAD", random.display().to_string()).env("RANDOM_FILE", model.display().to_string());
+            }
+            let seen = load(&host, &model, &options)?;
+            ensure!(seen.log.contains("map_random: ") == (row.way == Way::Random), "the model is not mapped as it should be");
             println!("{} {}: disk {disk:.2?}, {}", row.ty.unwrap_or("stock"), row.way.name(), seen.line());
             row.seen.push((disk, seen));
         }
+        let rate = fresh_memory(fs::metadata(&model)?.len() as usize)?;
+        println!("fresh memory: {rate:.2} GB/s");
+        fresh.push(rate);
     }
     let mut again = Vec::new();
     for _ in 0..args.rounds {
@@ -130,13 +142,38 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             fs::remove_file(entry?.path())?;
         }
     }
-    let page = document(args, &host, fs::metadata(&model)?.len(), &rows, &again)?;
+    let page = document(args, &host, fs::metadata(&model)?.len(), &rows, &again, &fresh)?;
     println!("\n{page}");
     if !args.dry {
         fs::write("docs/load.md", page).context("cannot write docs/load.md")?;
         println!("wrote docs/load.md");
     }
     Ok(())
+}
+
+/// The library that makes the host map the model for random access.
+fn random_access(scratch: &Path) -> Result<PathBuf> {
+    let path = scratch.join("map_random.so");
+    let mut cc = tools::command("cc").map_err(|missing| anyhow::anyhow!(missing.0))?;
+    cc.args(["-std=c11", "-O1", "-shared", "-fPIC", "-o"]).arg(&path).arg("ffi-tests/c/map_random.c").arg("-ldl");
+    shell::step(&mut cc)?;
+    Ok(path)
+}
+
+/// How fast this machine hands out memory that nobody has: `bytes` of it touched on all processors, in GB/s. In a virtual machine that is mostly the host's work, and
+/// no copy into memory is faster.
+fn fresh_memory(bytes: usize) -> Result<f64> {
+    const PAGE: usize = 4096;
+    let mut memory = memmap2::MmapMut::map_anon(bytes)?;
+    memory.advise(memmap2::Advice::HugePage)?;
+    let start = Instant::now();
+    let part = bytes.div_ceil(thread::available_parallelism().map_or(1, usize::from)).next_multiple_of(PAGE);
+    thread::scope(|scope| {
+        for part in memory.chunks_mut(part) {
+            scope.spawn(|| part.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1));
+        }
+    });
+    Ok(bytes as f64 / start.elapsed().as_secs_f64() / 1e9)
 }
 
 fn options(library: &Path, arena: &Path, ty: Option<&str>, way: Way) -> Options {
@@ -274,7 +311,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-fn document(args: &Args, host: &Host, bytes: u64, rows: &[Row], again: &[(f64, f64, u64)]) -> Result<String> {
+fn document(args: &Args, host: &Host, bytes: u64, rows: &[Row], again: &[(f64, f64, u64)], fresh: &[f64]) -> Result<String> {
     let of = |row: &Row, what: &dyn Fn(&(Disk, Seen)) -> f64| median(row.seen.iter().map(what).collect());
     let all = |what: fn(&Disk) -> f64| {
         let values: Vec<f64> = rows.iter().flat_map(|r| r.seen.iter().map(|(disk, _)| what(disk))).collect();
@@ -319,9 +356,15 @@ fn document(args: &Args, host: &Host, bytes: u64, rows: &[Row], again: &[(f64, f
             of(row, &|(_, seen)| seen.written as f64 / 1e9),
         )?;
     }
-    text += "\n`filled at` is Berth's part: from the first byte of the first expert to the last of the last. A mapped model is read by the host before, with the kernel's read-ahead: then \
-             the experts come out of the page cache. (llama.cpp heeds \
-             `--numa distribute` only where there are several NUMA nodes: then they come from the disk.) An arena is written as well as read; what is written may still be on its way when the \
+    writeln!(
+        text,
+        "\nMemory that nobody had was handed out at {:.2} GB/s (as much as the model has bytes, in huge pages, touched on all processors after each round): a copy into fresh memory, as \
+         `CUDA_Host` and the host's own `--load-mode none` make, is no faster than that, whatever the disk gives.",
+        median(fresh.to_vec())
+    )?;
+    text += "\n`filled at` is Berth's part: from the first byte of the first expert to the last of the last; the aim is 85 % of the disk's reads. A mapped model is read by the host before, with \
+             the kernel's read-ahead: then the experts come out of the page cache. Mapped for random access (llama.cpp heeds `--numa distribute` only where there are several NUMA nodes, so a \
+             library in front of it does the same here) they come from the disk. An arena is written as well as read; what is written may still be on its way when the \
              load is ready, up to an eighth of the free memory and 1 GiB at most. With `--load-mode none` Berth fills nothing: the host reads into the memory it got.\n";
     if !again.is_empty() {
         let seconds = |which: fn(&(f64, f64, u64)) -> f64| median(again.iter().map(which).collect());
