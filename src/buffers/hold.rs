@@ -3,8 +3,9 @@
 //! Owns: when each is done, for which buffers, and what is said. Must not know: how pages are locked.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 use super::cuda_host::{limit, over_mappings, settings};
 use super::{BufferType, CpuMmap, CudaHost, progress};
@@ -83,7 +84,7 @@ struct Waiting {
 
 static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
 
-fn waiting() -> std::sync::MutexGuard<'static, Vec<Waiting>> {
+fn waiting() -> MutexGuard<'static, Vec<Waiting>> {
     WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -95,12 +96,58 @@ pub(super) fn wait(name: &'static str, id: report::Id, region: &Arc<Region>) {
     }
 }
 
+/// The threads that lock pages of regions which others may free meanwhile.
+static LOCKERS: Mutex<Vec<ThreadId>> = Mutex::new(Vec::new());
+static LOCKED: Condvar = Condvar::new();
+
+fn lockers() -> MutexGuard<'static, Vec<ThreadId>> {
+    LOCKERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks the pages of the mapping that a region lies in, if it is there still.
+fn lock_if_there(id: report::Id, region: &Weak<Region>) -> Result<(), Fallback> {
+    let here = std::thread::current().id();
+    let region = {
+        let mut lockers = lockers();
+        let Some(region) = region.upgrade() else { return Ok(()) };
+        lockers.push(here);
+        region
+    };
+    let locked = lock_mapping(id, &region);
+    drop(region);
+    let mut lockers = lockers();
+    if let Some(at) = lockers.iter().position(|t| *t == here) {
+        lockers.swap_remove(at);
+    }
+    LOCKED.notify_all();
+    locked
+}
+
+/// Gives a region back. What lies behind it may be unmapped as soon as this returns, so it waits for a thread that locks its pages.
+pub(super) fn end(mut region: Arc<Region>) {
+    /// A thread that panics does not wake anybody.
+    const LOOK: Duration = Duration::from_millis(100);
+    let mut lockers = lockers();
+    loop {
+        match Arc::try_unwrap(region) {
+            Ok(last) => {
+                drop(lockers);
+                return drop(last);
+            }
+            // It is freed by a log that is told of the locking: that ends when this has returned.
+            Err(_) if lockers.contains(&std::thread::current().id()) => return,
+            Err(shared) => region = shared,
+        }
+        lockers = LOCKED.wait_timeout(lockers, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
 /// A load is complete, and a context will be made: what waited for that is done.
 pub fn loaded() {
-    for Waiting { id, region } in std::mem::take(&mut *waiting()) {
-        if let Some(region) = region.upgrade()
-            && let Err(fallback) = lock_mapping(id, &region)
-        {
+    // No lock is held while it is done: a log may call back into us.
+    let all = std::mem::take(&mut *waiting());
+    for Waiting { id, region } in all {
+        if let Err(fallback) = lock_if_there(id, &region) {
             if config::get().is_ok_and(|c| c.strict) {
                 log::error!("{}: the mapping could not be page-locked, and it is too late to refuse it (BERTH_STRICT)", CudaHost::name());
             }

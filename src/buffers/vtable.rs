@@ -199,7 +199,9 @@ fn end(contents: Contents) {
     if let Some(id) = id {
         super::numa::forget(id);
     }
-    drop(contents);
+    let Contents { region, lasting, .. } = contents;
+    hold::end(region);
+    drop(lasting);
     hold::say_what_stays();
     if let Some(id) = id {
         report::remove_buffer(id);

@@ -211,7 +211,10 @@ impl Context {
         let (mut number, mut handle) = (0, std::ptr::null_mut());
         let wanted = c_int::try_from(device).unwrap_or(c_int::MAX);
         // SAFETY: `number` is writable.
-        driver.check("cuDeviceGet", unsafe { (driver.functions.get)(&raw mut number, wanted) })?;
+        driver.check("cuDeviceGet", unsafe { (driver.functions.get)(&raw mut number, wanted) }).map_err(|refused| {
+            let message = format!("{}: device {device}", refused.error.message);
+            Error::new(refused.error.status, message)
+        })?;
         // SAFETY: `handle` is writable and the device exists.
         driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.functions.retain)(&raw mut handle, number) })?;
         Ok(Context { driver, device: number, handle })

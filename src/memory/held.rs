@@ -7,6 +7,7 @@
 //! the host has unmapped after its load is not locked: other memory may come to lie at those addresses.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::budget::{Limit, Pages};
@@ -17,6 +18,7 @@ use super::pinned::{LockedPages, Settings, Shortfall, Step, Why};
 /// A mapping whose pages are locked.
 struct Mapping {
     range: Range<usize>,
+    /// None while they are being locked.
     pages: Mutex<Option<LockedPages>>,
 }
 
@@ -37,6 +39,8 @@ enum Hold {
 pub(super) struct Held {
     pages: Mutex<Option<Hold>>,
     lock: Mutex<Option<Lock>>,
+    /// Pages of the region's own are locked that could not be unlocked.
+    stays: AtomicBool,
 }
 
 impl Held {
@@ -51,25 +55,33 @@ impl Held {
         settings: &Settings,
         progress: &mut dyn FnMut(Step),
     ) -> Result<(), Shortfall> {
-        let mut mappings = lock(&MAPPINGS);
-        mappings.retain(|m| m.strong_count() > 0);
-        let wanted = base.addr()..base.addr().saturating_add(len);
-        let known: Vec<Arc<Mapping>> = mappings.iter().filter_map(Weak::upgrade).collect();
-        if let Some(known) = known.iter().find(|m| m.range.start <= wanted.start && wanted.end <= m.range.end) {
-            *lock(&self.pages) = Some(Hold::Mapping(known.clone()));
-            return Ok(());
-        }
-        let range = mapping::extent(base).filter(|r| wanted.end <= r.end);
-        let range =
-            range.ok_or_else(|| Shortfall::new(Why::Refused, "these bytes are no mapping of a file, whose pages could be locked"))?;
-        if known.iter().any(|m| m.range.start < range.end && range.start < m.range.end) {
-            return Err(Shortfall::new(Why::Refused, "a part of the mapping is locked already, and the other was mapped later"));
-        }
-        let start = base.with_addr(range.start);
+        let mapping = {
+            let mut mappings = lock(&MAPPINGS);
+            mappings.retain(|m| m.strong_count() > 0);
+            let wanted = base.addr()..base.addr().saturating_add(len);
+            let known: Vec<Arc<Mapping>> = mappings.iter().filter_map(Weak::upgrade).collect();
+            if let Some(known) = known.iter().find(|m| m.range.start <= wanted.start && wanted.end <= m.range.end) {
+                if lock(&known.pages).is_none() {
+                    return Err(Shortfall::new(Why::Refused, "another thread is locking this mapping now"));
+                }
+                *lock(&self.pages) = Some(Hold::Mapping(known.clone()));
+                return Ok(());
+            }
+            let range = mapping::extent(base).filter(|r| wanted.end <= r.end);
+            let range =
+                range.ok_or_else(|| Shortfall::new(Why::Refused, "these bytes are no mapping of a file, whose pages could be locked"))?;
+            if known.iter().any(|m| m.range.start < range.end && range.start < m.range.end) {
+                return Err(Shortfall::new(Why::Refused, "a part of the mapping is locked already, and the other was mapped later"));
+            }
+            let mapping = Arc::new(Mapping { range, pages: Mutex::new(None) });
+            mappings.push(Arc::downgrade(&mapping));
+            mapping
+        };
+        // No lock is held while it is done: it tells how far it is, and who listens may make or free buffers.
+        let start = base.with_addr(mapping.range.start);
         // SAFETY: the range is one mapping, which the caller keeps as far as it is used by anybody.
-        let pages = unsafe { LockedPages::new(start, range.len(), Pages::File, settings, progress) }?;
-        let mapping = Arc::new(Mapping { range, pages: Mutex::new(Some(pages)) });
-        mappings.push(Arc::downgrade(&mapping));
+        let pages = unsafe { LockedPages::new(start, mapping.range.len(), Pages::File, settings, progress) }?;
+        *lock(&mapping.pages) = Some(pages);
         *lock(&self.pages) = Some(Hold::Mapping(mapping));
         Ok(())
     }
@@ -86,7 +98,8 @@ impl Held {
         progress: &mut dyn FnMut(Step),
     ) -> Result<(), Shortfall> {
         // SAFETY: by the caller's promise.
-        let pages = unsafe { LockedPages::new(base, len, Pages::Anonymous, settings, progress) }?;
+        let pages = unsafe { LockedPages::new(base, len, Pages::Anonymous, settings, progress) }
+            .inspect_err(|short| self.stays.store(short.stays || self.stays.load(Ordering::Relaxed), Ordering::Relaxed))?;
         *lock(&self.pages) = Some(Hold::Own(pages));
         Ok(())
     }
@@ -103,7 +116,7 @@ impl Held {
     pub(super) fn release(&mut self) -> bool {
         lock(&self.lock).take();
         match lock(&self.pages).take() {
-            None => true,
+            None => !self.stays.load(Ordering::Relaxed),
             Some(Hold::Own(pages)) => pages.release(),
             Some(Hold::Mapping(mapping)) => {
                 // While nobody looks for a mapping: who comes next finds it locked, or not at all.
@@ -114,6 +127,8 @@ impl Held {
                     // If it fails a note says so; the mapping is somebody else's, and will be unmapped.
                     pages.release();
                 }
+                // Before anybody looks again: an entry without locked pages must not be found.
+                drop(mapping);
                 true
             }
         }

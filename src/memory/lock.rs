@@ -35,9 +35,12 @@ impl Lock {
         let mut n = granted;
         if let Err(cause) = lock_pages(start, n) {
             // Whoever has the right is not bound by the limit, and in some containers only seems to have it: so the limit is asked second.
-            let left = system::memlock_limit().map_or(0, |limit| limit.saturating_sub(system::locked()));
-            n = usize::try_from(left).unwrap_or(usize::MAX).min(granted) / page * page;
-            why = Some(format!("RLIMIT_MEMLOCK leaves {left} bytes (ulimit -l, LimitMEMLOCK=)"));
+            let left = system::memlock_limit().map(|limit| limit.saturating_sub(system::locked()));
+            n = left.map_or(0, |n| usize::try_from(n).unwrap_or(usize::MAX)).min(granted) / page * page;
+            why = Some(left.map_or_else(
+                || format!("mlock: {cause}"),
+                |left| format!("RLIMIT_MEMLOCK leaves {left} bytes (ulimit -l, LimitMEMLOCK=)"),
+            ));
             if let Err(again) = lock_pages(start, n) {
                 (n, why) = (0, Some(format!("mlock: {again} (and for all of it: {cause})")));
             }

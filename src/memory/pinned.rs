@@ -67,10 +67,14 @@ pub enum Step {
 /// Above this a piece is tried first: the call for the whole cannot be stopped.
 const WORTH_A_TRY: usize = 4 << 30;
 
-/// One at a time: what one locks the next must not count as free.
-fn one_at_a_time() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// How memory is got, if it can be: `in_one` says whether one call of the driver's may give all of it.
+fn choose(asked: Option<Method>, can_register: bool, in_one: bool) -> Option<Method> {
+    match (asked, can_register) {
+        // The driver's memory is one piece, of one call.
+        (Some(Method::Alloc), _) | (None, false) if in_one => Some(Method::Alloc),
+        (_, true) => Some(Method::Register),
+        (_, false) => None,
+    }
 }
 
 /// Host memory of which the first bytes, perhaps all, are page-locked.
@@ -82,6 +86,8 @@ pub struct Pinned {
 
 enum Kind {
     Allocated {
+        /// What the driver gave; the first page starts there or behind.
+        at: *mut u8,
         context: Context,
         _locked: Locked,
     },
@@ -111,32 +117,25 @@ impl Pinned {
         files: &dyn Fn() -> Result<Directory>,
         progress: &mut dyn FnMut(Step),
     ) -> std::result::Result<(Pinned, Option<Shortfall>), Shortfall> {
-        let _one = one_at_a_time();
         let context = Context::retain(settings.device)?;
-        let budget = budget::now(settings.limit);
+        let (budget, locked) = budget::grant(settings.limit, Pages::Anonymous, round_up(len, page_size())? as u64);
         let granted = usize::try_from(budget.left).unwrap_or(usize::MAX).min(len);
         let short = (granted < len).then(|| {
             let message = format!("{len} bytes asked, {granted} may be page-locked: {} ({} are locked)", budget.because, budget::locked());
             Shortfall::new(Why::Budget, message)
         });
-        let can_register = context.can(Ability::Register);
-        let whole = short.is_none() && len <= LARGEST;
-        let method = match settings.method {
-            // The driver's memory is one piece, of one call.
-            Some(Method::Alloc) if whole || !can_register => Method::Alloc,
-            None if !can_register => Method::Alloc,
-            _ => Method::Register,
-        };
-        if method == Method::Register && !can_register {
-            let message = format!("CUDA device {} cannot lock memory that it has not allocated", settings.device);
-            return Err(Shortfall::new(Why::NoDriver, message));
-        }
-        if let (Method::Alloc, Some(short)) = (method, &short) {
-            return Err(short.clone());
-        }
+        let in_one = short.is_none() && len <= LARGEST;
+        let method = choose(settings.method, context.can(Ability::Register), in_one).ok_or_else(|| {
+            let cannot = format!("CUDA device {} cannot lock memory that it has not allocated", settings.device);
+            match short.clone() {
+                Some(short) if settings.method != Some(Method::Register) => short,
+                None if len > LARGEST => Shortfall::new(Why::NoDriver, format!("{cannot}, and allocates at most {LARGEST} bytes at once")),
+                _ => Shortfall::new(Why::NoDriver, cannot),
+            }
+        })?;
         if method == Method::Alloc {
             progress(Step::Begin { bytes: len as u64, method });
-            return Ok((Self::allocate(len, context)?, None));
+            return Ok((Self::allocate(len, context, locked)?, None));
         }
         // A part ends on a huge page, so that something else can lie behind it.
         let part = if short.is_some() { granted / HUGE_PAGE * HUGE_PAGE } else { round_up(len, page_size())? };
@@ -146,10 +145,10 @@ impl Pinned {
         }
         let mut memory = Pageable::new(len)?;
         let tail =
-            if short.is_some() && budget::is_too_much(len) { Some((part, put_into_file(&mut memory, len, part, files)?)) } else { None };
+            if short.is_some() && locked.is_too_much(len) { Some((part, put_into_file(&mut memory, len, part, files)?)) } else { None };
         progress(Step::Begin { bytes: part as u64, method });
         let base = memory.base();
-        let mut pages = Registered::new(context, PORTABLE, Pages::Anonymous);
+        let mut pages = Registered::new(context, PORTABLE, locked);
         // SAFETY: fresh memory, which is unmapped only after the pages are released.
         let locked = unsafe { pages.lock(base, part, Some(Touch::Write), budget.nodes, &mut |done| progress(Step::At(done))) };
         let nothing = pages.bytes() == 0;
@@ -161,7 +160,7 @@ impl Pinned {
         }
     }
 
-    fn allocate(len: usize, context: Context) -> std::result::Result<Pinned, Shortfall> {
+    fn allocate(len: usize, context: Context, mut locked: Locked) -> std::result::Result<Pinned, Shortfall> {
         if len >= WORTH_A_TRY {
             let started = Instant::now();
             let piece = context.alloc(FIRST).map_err(|r| Shortfall::from(r.error))?;
@@ -172,10 +171,20 @@ impl Pinned {
             }
             Pace::expect(FIRST, len, took)?;
         }
-        let mut locked = Locked::none(Pages::Anonymous);
-        let base = context.alloc(len).map_err(|r| Shortfall::from(r.error))?;
+        let page = page_size();
+        let mut at = context.alloc(len).map_err(|r| Shortfall::from(r.error))?;
+        if at.addr() % page != 0 {
+            // Small pieces may share pages, and begin anywhere in them; ggml's allocator ends the process if a buffer does.
+            // SAFETY: allocated a moment ago.
+            if !unsafe { context.free(at) } {
+                return Err(Shortfall::new(Why::Refused, "the CUDA driver does not take memory back"));
+            }
+            at = context.alloc(round_up(len, page)? + page).map_err(|r| Shortfall::from(r.error))?;
+        }
         locked.set(len as u64);
-        Ok(Pinned { base, len, kind: Kind::Allocated { context, _locked: locked } })
+        locked.settle();
+        let base = at.wrapping_add(at.addr().next_multiple_of(page) - at.addr());
+        Ok(Pinned { base, len, kind: Kind::Allocated { at, context, _locked: locked } })
     }
 
     /// First byte, page-aligned.
@@ -260,9 +269,9 @@ fn put_into_file(memory: &mut Pageable, len: usize, from: usize, files: &dyn Fn(
 impl Drop for Pinned {
     fn drop(&mut self) {
         match &mut self.kind {
-            Kind::Allocated { context, .. } => {
+            Kind::Allocated { at, context, .. } => {
                 // SAFETY: allocated by this context, freed once.
-                if !unsafe { context.free(self.base) } {
+                if !unsafe { context.free(*at) } {
                     note(format!("{} bytes of page-locked memory are left alone: the CUDA driver does not take them back", self.len));
                 }
             }
@@ -286,7 +295,7 @@ impl LockedPages {
     /// Why they are not locked.
     ///
     /// # Safety
-    /// The pages must stay mapped until it is dropped, or, if [`LockedPages::release`] says so, for ever.
+    /// The pages must stay mapped until it is dropped, or, if [`LockedPages::release`] or the error says so, for ever.
     pub unsafe fn new(
         base: *mut u8,
         len: usize,
@@ -294,7 +303,6 @@ impl LockedPages {
         settings: &Settings,
         progress: &mut dyn FnMut(Step),
     ) -> std::result::Result<LockedPages, Shortfall> {
-        let _one = one_at_a_time();
         let page = page_size();
         let start = base.wrapping_sub(base.addr() % page);
         let len = round_up(base.addr() - start.addr() + len, page)?;
@@ -304,7 +312,7 @@ impl LockedPages {
             let what = if pages == Pages::File { "memory that cannot be written" } else { "memory that it has not allocated" };
             return Err(Shortfall::new(Why::NoDriver, format!("CUDA device {} cannot lock {what}", settings.device)));
         }
-        let budget = budget::now(settings.limit);
+        let (budget, granted) = budget::grant(settings.limit, pages, len as u64);
         if (len as u64) > budget.left {
             let message =
                 format!("{len} bytes asked, {} may be page-locked: {} ({} are locked)", budget.left, budget.because, budget::locked());
@@ -316,10 +324,12 @@ impl LockedPages {
             // They are in use: what they hold must stay.
             Pages::Anonymous => (PORTABLE, None),
         };
-        let mut locked = Registered::new(context, flags, pages);
-        // SAFETY: by the caller's promise. What was locked before an error is released when it is dropped here.
-        unsafe { locked.lock(start, len, touch, Vec::new(), &mut |done| progress(Step::At(done))) }?;
-        Ok(LockedPages(locked))
+        let mut locked = Registered::new(context, flags, granted);
+        // SAFETY: by the caller's promise; what cannot be unlocked after an error is told.
+        match unsafe { locked.lock(start, len, touch, Vec::new(), &mut |done| progress(Step::At(done))) } {
+            Ok(()) => Ok(LockedPages(locked)),
+            Err(short) => Err(Shortfall { stays: !locked.release(), ..short }),
+        }
     }
 
     /// Bytes that are locked, whole pages.
@@ -339,4 +349,29 @@ impl LockedPages {
 /// [`crate::error::Status::Unsupported`] if there is none, or it says that there is no device.
 pub fn driver() -> Result<(i32, i32)> {
     Driver::get()?.describe()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_call_of_the_driver_gives_all_or_is_not_made() {
+        use Method::{Alloc, Register};
+        for (asked, can_register, in_one, want) in [
+            (None, true, true, Some(Register)),
+            (None, true, false, Some(Register)),
+            (None, false, true, Some(Alloc)),
+            (None, false, false, None),
+            (Some(Alloc), true, true, Some(Alloc)),
+            (Some(Alloc), true, false, Some(Register)),
+            (Some(Alloc), false, true, Some(Alloc)),
+            (Some(Alloc), false, false, None),
+            (Some(Register), true, true, Some(Register)),
+            (Some(Register), false, true, None),
+            (Some(Register), false, false, None),
+        ] {
+            assert_eq!(choose(asked, can_register, in_one), want, "{asked:?} {can_register} {in_one}");
+        }
+    }
 }

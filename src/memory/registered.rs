@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::HUGE_PAGE;
-use super::budget::{Locked, Pages};
+use super::budget::Locked;
 use super::driver::Context;
 use super::input::page_size;
 use super::numa;
@@ -56,11 +56,13 @@ pub struct Shortfall {
     pub why: Why,
     /// In words.
     pub message: String,
+    /// Whether pages are locked that could not be unlocked: they must stay mapped.
+    pub stays: bool,
 }
 
 impl Shortfall {
     pub(super) fn new(why: Why, message: impl Into<String>) -> Shortfall {
-        Shortfall { why, message: message.into() }
+        Shortfall { why, message: message.into(), stays: false }
     }
 }
 
@@ -114,6 +116,11 @@ impl Pace {
     }
 }
 
+/// Most bytes of one call on a NUMA node with so many left: whole huge pages, so that the next call starts on one.
+fn piece_of(left: u64) -> usize {
+    (usize::try_from(left).unwrap_or(usize::MAX) / HUGE_PAGE * HUGE_PAGE).max(FIRST)
+}
+
 #[derive(Clone, Copy)]
 struct Chunk {
     base: *mut u8,
@@ -138,14 +145,17 @@ pub(super) struct Registered {
     flags: c_uint,
     chunks: Vec<Chunk>,
     locked: Locked,
+    /// Something could not be unlocked, and never will be.
+    stuck: bool,
 }
 
 // SAFETY: the chunks are addresses for the driver, which may be called from any thread.
 unsafe impl Send for Registered {}
 
 impl Registered {
-    pub(super) fn new(context: Context, flags: c_uint, pages: Pages) -> Registered {
-        Registered { context, flags, chunks: Vec::new(), locked: Locked::none(pages) }
+    /// None yet; `locked` says how many may be.
+    pub(super) fn new(context: Context, flags: c_uint, locked: Locked) -> Registered {
+        Registered { context, flags, chunks: Vec::new(), locked, stuck: false }
     }
 
     /// Bytes that are locked.
@@ -163,6 +173,22 @@ impl Registered {
         base: *mut u8,
         len: usize,
         touch: Option<Touch>,
+        nodes: Vec<(u32, u64)>,
+        progress: &mut dyn FnMut(u64),
+    ) -> std::result::Result<(), Shortfall> {
+        // SAFETY: by the caller's promise.
+        let locked = unsafe { self.lock_chunks(base, len, touch, nodes, progress) };
+        self.locked.settle();
+        locked
+    }
+
+    /// # Safety
+    /// As [`Registered::lock`].
+    unsafe fn lock_chunks(
+        &mut self,
+        base: *mut u8,
+        len: usize,
+        touch: Option<Touch>,
         mut nodes: Vec<(u32, u64)>,
         progress: &mut dyn FnMut(u64),
     ) -> std::result::Result<(), Shortfall> {
@@ -174,7 +200,7 @@ impl Registered {
             if let Some(touch) = touch.filter(|_| touched < done + n) {
                 let node = nodes.iter_mut().max_by_key(|(_, left)| *left);
                 if let Some((node, left)) = node {
-                    n = n.min(usize::try_from(*left).unwrap_or(usize::MAX).max(FIRST));
+                    n = n.min(piece_of(*left));
                     *left = left.saturating_sub(n as u64);
                     numa::suggest(at, n, *node);
                 }
@@ -264,11 +290,12 @@ impl Registered {
     /// Unlocks all, one chunk after the other. False if something is locked still: then its pages must stay mapped.
     pub(super) fn release(&mut self) -> bool {
         if self.chunks.is_empty() {
-            return true;
+            return !self.stuck;
         }
         if self.context.is_another_process() {
             self.locked.set(0);
             self.chunks.clear();
+            self.stuck = true;
             note(
                 "this process was forked from the one that page-locked its memory: the CUDA driver is not called, and the memory left as it is",
             );
@@ -277,11 +304,12 @@ impl Registered {
         let before = self.bytes();
         while self.undo_last() {}
         if self.chunks.is_empty() {
-            return true;
+            return !self.stuck;
         }
         note(format!("{} of {before} bytes stay page-locked: the CUDA driver does not unlock them", self.bytes()));
         // Once is enough: after an error that is for ever it must not be asked again.
         self.chunks.clear();
+        self.stuck = true;
         false
     }
 }
@@ -295,6 +323,8 @@ impl Drop for Registered {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::budget::{Limit, Pages};
+    use crate::memory::pinned::Settings;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -380,6 +410,9 @@ mod tests {
             locked.iter().sum::<usize>() >= 700 << 30 && locked.iter().all(|n| *n <= LARGEST) && locked.contains(&LARGEST),
             "{locked:?}"
         );
+        // That of the last step stays.
+        let stays = locked.pop().unwrap();
+        assert_eq!(stays, FIRST);
         locked.sort_unstable();
         unlocked.sort_unstable();
         assert_eq!(locked, unlocked);
@@ -391,7 +424,7 @@ mod tests {
         const LEN: usize = 700 << 30;
         assert!(std::env::var_os(LOG).is_some(), "it needs that driver");
         let space = Reserved::new(LEN);
-        let mut pages = Registered::new(Context::retain(0).unwrap(), super::super::driver::PORTABLE, Pages::Anonymous);
+        let mut pages = Registered::new(Context::retain(0).unwrap(), super::super::driver::PORTABLE, Locked::none(Pages::Anonymous));
         let mut said = Vec::new();
         // SAFETY: the range stays until it is released.
         unsafe { pages.lock(space.0, LEN, None, Vec::new(), &mut |done| said.push(done)) }.unwrap();
@@ -403,5 +436,32 @@ mod tests {
         assert!(!pages.keep_whole(space.0, start) && !pages.keep_whole(space.0.wrapping_add(start), 1 << 30));
         assert!(pages.release());
         assert_eq!(pages.bytes(), 0);
+        drop(space);
+
+        // A NUMA node has what it has, no whole pages of it; the driver takes whole pages only.
+        const SMALL: usize = 700 << 20;
+        let memory = crate::memory::pageable::Pageable::new(SMALL).unwrap();
+        let mut pages = Registered::new(Context::retain(0).unwrap(), super::super::driver::PORTABLE, Locked::none(Pages::Anonymous));
+        let nodes = vec![(0, (612 << 20) + 12_345)];
+        // SAFETY: fresh memory, which stays until it is released.
+        unsafe { pages.lock(memory.base(), SMALL, Some(Touch::Write), nodes, &mut |_| ()) }.unwrap();
+        assert_eq!(pages.bytes(), SMALL);
+        assert!(pages.release());
+
+        // Locked in part, then refused, and not unlocked again: the memory stays where it is after its region.
+        // SAFETY: this process runs this test alone.
+        unsafe {
+            std::env::set_var("FAKE_CUDA_IN_ALL", (400usize << 20).to_string());
+            std::env::set_var("FAKE_CUDA_FAIL", "cuMemHostUnregister:1");
+        }
+        let region = crate::memory::Region::from(memory);
+        let settings = Settings { device: 0, method: None, limit: Limit::Percent(80) };
+        let short = region.lock_memory(&settings, &mut |_| ()).unwrap_err();
+        assert!(short.stays && short.why == Why::Refused, "{short:?}");
+        let base = region.base();
+        drop(region);
+        let mut there = 0u8;
+        // SAFETY: one page is asked for, and there is a byte for it.
+        assert_eq!(unsafe { libc::mincore(base.cast(), 1, &raw mut there) }, 0, "it is mapped no more");
     }
 }
