@@ -318,12 +318,13 @@ fn parse_pin(value: &OsStr) -> Result<Pin> {
 /// A number of bytes, or a share of what is available: `20G`, `60%`.
 fn parse_pin_limit(value: &OsStr) -> Result<PinLimit> {
     const NAME: &str = "BERTH_PIN_LIMIT";
+    let wrong = || bad(NAME, value, "a number of bytes, or of K, M, G or T, or a share of what is available, 0% to 100%");
     let Some(percent) = value.to_str().and_then(|v| v.strip_suffix('%')) else {
-        return parse_bytes(NAME, value).map(PinLimit::Bytes);
+        return parse_bytes(NAME, value).map(PinLimit::Bytes).map_err(|_| wrong());
     };
     let number = percent.bytes().all(|b| b.is_ascii_digit()).then(|| percent.parse().ok()).flatten();
     let share = number.filter(|n| *n <= 100).map(PinLimit::Percent);
-    share.ok_or_else(|| bad(NAME, value, "a number of bytes, or of K, M, G or T, or a share of what is available, 0% to 100%"))
+    share.ok_or_else(wrong)
 }
 
 fn parse_device(value: &OsStr) -> Result<u32> {

@@ -243,6 +243,9 @@ fn unknown_variables() -> Vec<Finding> {
 
 fn cuda() -> Finding {
     match pinned::driver() {
+        Ok((_, devices)) if config::get().is_ok_and(|c| i64::from(c.cuda_device) >= i64::from(devices)) => {
+            bad("CUDA", format!("{devices} devices, and BERTH_CUDA_DEVICE names none of them"), "they are numbered from 0")
+        }
         Ok((version, devices)) => good("CUDA", format!("driver for CUDA {}.{}, {devices} devices", version / 1000, version % 1000 / 10)),
         Err(error) => note("CUDA", error.message, "CUDA_Host gives pageable memory here; CPU_MMAP and ARENA need no CUDA"),
     }
