@@ -6,6 +6,7 @@
  * FAKE_CUDA_SLOW=NAME:MS,        that call takes so long
  * FAKE_CUDA_LARGEST=BYTES        larger pieces are out of memory
  * FAKE_CUDA_IN_ALL=BYTES         more than that in all is out of memory
+ * FAKE_CUDA_OFFSET=BYTES         what cuMemHostAlloc gives begins so far behind a page, if it is less than a page
  * FAKE_CUDA_ABILITY=NUMBER:VALUE,  what a device attribute is; 1 otherwise
  *
  * It is as strict as the documentation allows: no call before cuInit, none without a context, whole pages only, no page twice, unlocked with the
@@ -227,8 +228,11 @@ int cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
     int error = in_context(begin("cuMemHostAlloc"));
     pthread_mutex_lock(&lock);
     if (!error) {
+        const char *offset = size < 4096 ? getenv("FAKE_CUDA_OFFSET") : NULL;
+        size_t skip = offset ? strtoull(offset, NULL, 10) : 0;
         error = too_large(size) ? OUT_OF_MEMORY : flags != 1 ? INVALID_VALUE : 0;
-        *memory = error ? NULL : aligned_alloc(4096, (size + 4095) / 4096 * 4096);
+        char *got = error ? NULL : aligned_alloc(4096, (skip + size + 4095) / 4096 * 4096);
+        *memory = got ? got + skip : NULL;
         error = error ? error : *memory ? add(*memory, size, 1) : OUT_OF_MEMORY;
     }
     pthread_mutex_unlock(&lock);
@@ -242,7 +246,7 @@ int cuMemFreeHost(void *memory) {
     if (!error) {
         error = take(memory, 1, &size) ? INVALID_VALUE : 0;
         if (!error) {
-            free(memory);
+            free((void *)((uintptr_t)memory / 4096 * 4096));
         }
     }
     pthread_mutex_unlock(&lock);

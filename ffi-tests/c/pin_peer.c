@@ -3,14 +3,16 @@
  *
  *     pin_peer LIBBERTH use BYTES TENSORS [BUFFERS]   buffers of that size, filled, checked, copied, freed
  *     pin_peer LIBBERTH mapping FILE                  tensors in a mapping, two buffers over it, freed before it is unmapped
+ *     pin_peer LIBBERTH race FILE                     one thread frees a buffer over a mapping while another locks it
  *     pin_peer LIBBERTH fork BYTES                    a child frees what its parent has locked
  *     pin_peer LIBBERTH leave BYTES                   ends without freeing
  *
- * PEER_COPY=0: nothing is copied to a device.
+ * PEER_COPY=0: nothing is copied to a device. PEER_LOG=1: lines of the level INFO are printed.
  */
 #include "peer.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -75,6 +77,19 @@ static void each_piece(struct ggml_tensor *t, size_t buffer, size_t tensor, bool
     }
 }
 
+/* Whether something lies at an address. */
+static bool is_mapped(void *at) {
+    unsigned char there;
+    return mincore((void *)((uintptr_t)at / 4096 * 4096), 1, &there) == 0;
+}
+
+static void on_line(enum ggml_log_level level, const char *text, void *user) {
+    if (level == GGML_LOG_LEVEL_INFO) {
+        printf("info: %s", text);
+    }
+    on_log(level, text, user);
+}
+
 static void use(size_t size, size_t tensors, size_t n) {
     struct ggml_context *context = ggml_init((struct ggml_init_params){.mem_size = (n * tensors + 1) * ggml_tensor_overhead(), .no_alloc = true});
     ggml_backend_buffer_t buffers[16];
@@ -100,10 +115,14 @@ static void use(size_t size, size_t tensors, size_t n) {
         each_piece(all[i], i / tensors, i % tensors, false);
         copy_whole(all[i]);
     }
+    size_t stay = 0;
     for (size_t b = 0; b < n; b++) {
+        void *base = ggml_backend_buffer_get_base(buffers[b]);
         ggml_backend_buffer_free(buffers[b]);
+        stay += is_mapped(base);
         same_context();
     }
+    printf("still mapped: %zu\n", stay);
     ggml_free(context);
     free(all);
 }
@@ -160,6 +179,47 @@ static void mapping(const char *file) {
     ggml_free(context);
 }
 
+static ggml_backend_buffer_t racing;
+
+/* Frees the buffer as soon as its pages are being locked, notes that in the log of the driver, and unmaps what it lay over. */
+static void *free_while_locked(void *base) {
+    const char *path = getenv("FAKE_CUDA_LOG");
+    REQUIRE(path != NULL, "no log");
+    for (bool under_way = false; !under_way; usleep(1000)) {
+        char line[256];
+        FILE *log = fopen(path, "r");
+        while (log && fgets(line, sizeof line, log)) {
+            under_way |= strstr(line, "cuCtxPushCurrent") != NULL;
+        }
+        if (log) {
+            fclose(log);
+        }
+    }
+    ggml_backend_buffer_free(racing);
+    FILE *log = fopen(path, "a");
+    REQUIRE(log != NULL, "%s", path);
+    fprintf(log, "%d freed 0 0 0\n", (int)getpid());
+    fclose(log);
+    munmap(base, 1 << 20);
+    return NULL;
+}
+
+static void race(const char *file) {
+    int fd = open(file, O_RDONLY);
+    REQUIRE(fd >= 0, "%s", file);
+    void *base = mmap(NULL, 1 << 20, PROT_READ, MAP_SHARED, fd, 0);
+    REQUIRE(base != MAP_FAILED, "mmap");
+    close(fd);
+    racing = ggml_backend_dev_buffer_from_host_ptr(device, base, 1 << 20, 1 << 20);
+    REQUIRE(racing != NULL, "no buffer over the mapping: %s", last_error);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, free_while_locked, base) == 0, "no thread");
+    ggml_backend_t backend = ggml_backend_dev_init(berth, NULL);
+    REQUIRE(backend != NULL, "no backend");
+    pthread_join(thread, NULL);
+    ggml_backend_free(backend);
+}
+
 static void in_a_child(size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(type, size);
     REQUIRE(buffer != NULL, "no buffer: %s", last_error);
@@ -179,7 +239,7 @@ static void in_a_child(size_t size) {
 
 int main(int argc, char **argv) {
     REQUIRE(argc >= 4, "usage: see the top of the file");
-    ggml_log_set(on_log, NULL);
+    ggml_log_set(getenv("PEER_LOG") ? on_line : on_log, NULL);
     bytes = malloc(STEP);
     back = malloc(STEP);
     open_driver();
@@ -197,12 +257,14 @@ int main(int argc, char **argv) {
         use(strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10), argc > 5 ? strtoull(argv[5], NULL, 10) : 1);
     } else if (strcmp(argv[2], "mapping") == 0) {
         mapping(argv[3]);
+    } else if (strcmp(argv[2], "race") == 0) {
+        race(argv[3]);
     } else if (strcmp(argv[2], "fork") == 0) {
         in_a_child(strtoull(argv[3], NULL, 10));
     } else {
         CHECK(ggml_backend_buft_alloc_buffer(type, strtoull(argv[3], NULL, 10)) != NULL, "no buffer: %s", last_error);
     }
-    printf("warnings: %lu\n", log_warnings);
+    printf("warnings: %lu\nerrors: %lu\n", log_warnings, log_errors);
     free(bytes);
     free(back);
     return finish();

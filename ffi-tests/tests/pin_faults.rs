@@ -179,7 +179,43 @@ fn what_cannot_be_unlocked_stays_where_it_is_and_a_line_says_so() {
         let seen = peer.use_of(4 * MIB, &[("BERTH_PIN", method), ("FAKE_CUDA_FAIL", fail), ("PEER_COPY", "0")]);
         let lines = if fail.contains("Pop") { 0 } else { 1 };
         assert!(seen.output.stdout.contains(&format!("warnings: {lines}\n")), "{fail}: {}", seen.output.stdout);
+        assert!(seen.output.stdout.contains(&format!("still mapped: {lines}\n")), "{fail}: {}", seen.output.stdout);
     }
+    // It is tried before the buffer is freed, when what is locked is shortened: 256, 222 and not 222 MiB; then no piece goes on or off any more.
+    let fail = "cuMemHostRegister:1:4,cuMemHostRegister:1:5,cuMemHostUnregister:1:2";
+    let env = [("FAKE_CUDA_LARGEST", "268435456"), ("FAKE_CUDA_FAIL", fail), ("PEER_COPY", "0")];
+    let seen = peer.run(&["use", &(700 * MIB).to_string(), "7"], &env);
+    assert!(seen.output.stdout.contains("still mapped: 1\n"), "{}: {:?}", seen.output.stdout, seen.calls);
+    assert_eq!(seen.calls.good("cuMemHostUnregister"), 1, "{:?}", seen.calls);
+}
+
+/// Small pieces of the driver's need not begin on a page; those of `CUDA_Host` must.
+#[test]
+fn what_the_driver_allocates_begins_on_a_page() {
+    let Some(peer) = peer() else { return };
+    let seen = peer.run(&["use", "4095", "1", "3"], &[("BERTH_PIN", "alloc"), ("FAKE_CUDA_OFFSET", "512"), ("PEER_COPY", "0")]);
+    assert_eq!((seen.buffer().got.as_str(), seen.reason()), ("pinned", None));
+    seen.calls.balanced("offset", false);
+}
+
+/// Both phases of a load tell how far they are: bytes before, bytes and rate meanwhile and at the end.
+#[test]
+fn locking_and_filling_show_themselves() {
+    let Some(peer) = peer() else { return };
+    let slow = [("FAKE_CUDA_SLOW", "cuMemHostRegister:5100"), ("PEER_LOG", "1"), ("PEER_COPY", "0")];
+    let seen = peer.use_of(TWO_CHUNKS, &slow);
+    let lines: Vec<&str> = seen.output.stdout.lines().filter(|l| l.starts_with("info: berth: ")).collect();
+    let of = [
+        "CUDA_Host: page-locking 314572800 bytes (300.00 MiB, register; 0 are locked)",
+        "CUDA_Host: page-locked so far: 256.00 MiB in 5.",
+        "CUDA_Host: page-locked: 300.00 MiB in 10.",
+        "filled: ",
+    ];
+    let mut at = lines.iter();
+    for want in of {
+        assert!(at.any(|l| l.contains(want) && (want.contains("page-locking") || l.contains(" GB/s"))), "{want}: {lines:#?}");
+    }
+    assert_eq!((seen.buffer().got.as_str(), seen.reason()), ("pinned", None), "two calls of five seconds are not too slow to begin with");
 }
 
 #[test]
@@ -209,7 +245,7 @@ fn a_chunk_that_fails_leaves_those_before_it_and_no_tensor_is_locked_in_part() {
     // Strict: a part is not enough, and nothing stays.
     let mut command =
         peer.command(&["use", &TWO_CHUNKS.to_string(), "5"], &[("FAKE_CUDA_FAIL", "cuMemHostRegister:1:2"), ("BERTH_STRICT", "1")]);
-    command.env("FAKE_CUDA_LOG", peer.scratch.path().join("strict"));
+    command.env("FAKE_CUDA_LOG", peer.scratch.path().join("strict")).env("PEER_COPY", "0");
     let output = run::run(command, Duration::from_secs(60)).unwrap();
     assert!(!output.success() && output.stdout.contains("BERTH_STRICT is on"), "{}", output.stdout);
     Calls::read(&peer.scratch.path().join("strict")).balanced("strict", false);
@@ -307,6 +343,39 @@ fn a_mapping_is_locked_as_a_whole_after_the_load_and_unlocked_before_it_goes() {
         assert_eq!((seen.buffer().got.as_str(), seen.reason(), seen.buffer().pinned_bytes), ("mapped", Some(reason), 0), "{env:?}");
         seen.calls.balanced("mapping", false);
     }
+    // Slowly: the first piece of a large file; what is locked by then is given back, as a mapping is locked as a whole or not at all.
+    let large = peer.scratch.path().join("large");
+    std::fs::File::create(&large).unwrap().set_len(TWO_CHUNKS as u64).unwrap();
+    let env = [("BERTH_PIN", "mapping"), ("FAKE_CUDA_SLOW", "cuMemHostRegister:10500")];
+    let seen = peer.run(&["mapping", large.to_str().unwrap()], &env);
+    assert_eq!((seen.buffer().got.as_str(), seen.buffer().pinned_bytes), ("mapped", 0));
+    assert!(seen.report.buffers.iter().any(|b| b.reason.as_deref() == Some("pin_slow")), "{:?}", seen.report.buffers);
+    seen.calls.balanced("slow mapping", false);
+    // Strict: what is known before the mapping is used is refused, and the rest is an error line.
+    let mut command = peer.command(&args, &[("BERTH_PIN", "mapping"), ("BERTH_STRICT", "1"), ("FAKE_CUDA_FAIL", "cuInit:100")]);
+    command.env("PEER_COPY", "0");
+    let output = run::run(command, Duration::from_secs(60)).unwrap();
+    assert!(
+        !output.success() && output.stdout.contains("no buffer over the mapping") && output.stdout.contains("BERTH_STRICT is on"),
+        "{}",
+        output.stdout
+    );
+    let seen = peer.run(&args, &[("BERTH_PIN", "mapping"), ("BERTH_STRICT", "1"), ("FAKE_CUDA_FAIL", "cuMemHostRegister:1")]);
+    assert!(seen.output.stdout.contains("errors: ") && !seen.output.stdout.contains("errors: 0\n"), "{}", seen.output.stdout);
+}
+
+/// What lies behind a buffer may be unmapped as soon as it is freed.
+#[test]
+fn a_buffer_that_is_freed_while_its_mapping_is_locked_is_unlocked_first() {
+    let Some(peer) = peer() else { return };
+    let file = peer.scratch.path().join("model");
+    std::fs::write(&file, vec![7u8; MIB]).unwrap();
+    let env = [("BERTH_PIN", "mapping"), ("FAKE_CUDA_SLOW", "cuMemHostRegister:700"), ("PEER_COPY", "0")];
+    let seen = peer.run(&["race", file.to_str().unwrap()], &env);
+    let at = |name: &str| seen.calls.0.iter().position(|c| c.name == name && c.result == 0).unwrap_or_else(|| panic!("{:?}", seen.calls));
+    let order = ["cuMemHostRegister-ro", "cuMemHostUnregister", "freed"].map(at);
+    assert!(order.is_sorted(), "{order:?}: {:?}", seen.calls);
+    seen.calls.balanced("race", false);
 }
 
 #[test]
