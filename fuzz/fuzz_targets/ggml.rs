@@ -19,7 +19,7 @@ pub struct InitParams {
 macro_rules! functions {
     ($($name:ident($($arg:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions that are called.
-        #[allow(non_snake_case)]
+        #[allow(dead_code, reason = "not every target calls all of them")]
         pub struct Ggml {
             $(pub $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*
             pub cpu: Ptr,
@@ -87,6 +87,12 @@ functions! {
     ggml_backend_alloc_ctx_tensors_from_buft(Ptr, Ptr) -> Ptr;
     ggml_backend_buffer_free(Ptr);
     ggml_backend_buffer_set_usage(Ptr, c_int);
+    ggml_backend_buffer_clear(Ptr, u8);
+    ggml_backend_tensor_set(Ptr, *const c_void, usize, usize);
+    ggml_backend_tensor_get(Ptr, *mut c_void, usize, usize);
+    ggml_backend_tensor_memset(Ptr, u8, usize, usize);
+    ggml_backend_tensor_copy(Ptr, Ptr);
+    ggml_are_same_shape(Ptr, Ptr) -> bool;
     ggml_backend_load(*const c_char) -> Ptr;
     ggml_backend_dev_by_type(c_int) -> Ptr;
     ggml_backend_dev_init(Ptr, *const c_char) -> Ptr;

@@ -4,11 +4,13 @@
 #![no_main]
 #![allow(clippy::undocumented_unsafe_blocks)]
 
+mod choices;
 mod ggml;
 
 use std::ffi::c_int;
 
 use berth::backend::{Kind, instance};
+use choices::Choices;
 use ggml::{InitParams, Ptr, ggml};
 use libfuzzer_sys::fuzz_target;
 
@@ -19,26 +21,6 @@ const FORMATS: [(c_int, i64); 16] = [
 ];
 const I32: c_int = 26;
 const F32: c_int = 0;
-
-/// Decisions, taken from the input; zeros once it is used up.
-struct Choices<'a>(&'a [u8]);
-
-impl Choices<'_> {
-    fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
-    }
-
-    fn below(&mut self, n: u8) -> u8 {
-        self.byte() % n
-    }
-
-    /// Rarely yes.
-    fn rarely(&mut self) -> bool {
-        self.byte() > 230
-    }
-}
 
 struct Values(u64);
 
