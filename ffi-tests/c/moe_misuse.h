@@ -159,7 +159,7 @@ static void check_bad_input(const struct options *plain) {
             REFUSE(WHOLE, desc.d_out = bad_sizes[i]);
         }
     }
-    REFUSE(WHOLE, desc.flags = 4);
+    REFUSE(WHOLE, desc.flags = 8);
     REFUSE(WHOLE, desc.flags = UINT32_MAX);
     REFUSE(WHOLE, desc.flags = BERTH_MOE_MERGED_GATE_UP);
     REFUSE(WHOLE, desc.flags = BERTH_MOE_MERGED_GATE_UP; memset(&desc.gate, 0, sizeof(desc.gate)));

@@ -69,7 +69,7 @@ fn in_all_places(scratch: &Scratch, model: &Path, parts: &[PathBuf], extra: &[&s
         run(place, true, with, "rule_host", &env);
         run(place, false, without, "rule_host", &env);
     }
-    let full = [env[0], ("FAKE_CUDA_FAIL", "cuMemHostAlloc:2")];
+    let full = [env[0], ("FAKE_CUDA_FAIL", "cuMemHostAlloc:2,cuMemHostRegister:2")];
     run("CUDA_Host", true, "mapped", "fallback_mapped", &full);
     run("CUDA_Host", false, "pageable", "fallback_pageable", &full);
     all
@@ -164,7 +164,7 @@ fn files_that_cannot_be_mapped_are_read_at_the_end_of_every_chain() {
     let env = [
         ("LD_PRELOAD", preload.to_str().expect("a plain path")),
         ("LD_LIBRARY_PATH", driver.as_str()),
-        ("FAKE_CUDA_FAIL", "cuMemHostAlloc:2"),
+        ("FAKE_CUDA_FAIL", "cuMemHostAlloc:2,cuMemHostRegister:2"),
     ];
     let parts = gguf::split::split(&small(), scratch.path(), 3).unwrap_or_else(|e| panic!("{e:#}"));
     let parts: Vec<&str> = parts.iter().flat_map(|p| ["--part", p.to_str().expect("a plain path")]).collect();

@@ -10,6 +10,7 @@ use super::threads::{self, Threads};
 use super::{input, keep, status};
 use crate::abi::guard;
 use crate::ahead::READER;
+use crate::config;
 use crate::error::{Error, Result, Status};
 use crate::moe::isa::{self, Isa, Tier};
 use crate::moe::{self, Inputs, Kernels, Matrix, PerExpert, Projection, Rows, RowsMut, Span, Table, WeightType};
@@ -514,7 +515,13 @@ pub unsafe extern "C" fn berth_moe_workspace_size(
     status("berth_moe_workspace_size", || {
         kernels()?;
         // SAFETY: the caller vouches for `desc` and what it points at.
-        let experts = unsafe { input::get(desc)?.experts() }?;
+        let desc = unsafe { input::get(desc) }?;
+        // SAFETY: likewise.
+        let experts = unsafe { desc.experts() }?;
+        if desc.flags & BERTH_MOE_READ_AHEAD != 0 {
+            // The settings are read now, so that computing allocates nothing. One that is not understood is read-ahead that is off.
+            let _ = config::get();
+        }
         // SAFETY: the caller vouches for `bytes`.
         unsafe { input::output(bytes, "bytes", || moe::workspace_size(&experts, n_tokens, n_used, checked(threads)?)) }
     })

@@ -102,14 +102,14 @@ impl<'ast> Visit<'ast> for Source {
     }
 
     fn visit_item_macro(&mut self, item: &'ast ItemMacro) {
-        if item.mac.path.is_ident("api") {
-            let list: Prototypes = item.mac.parse_body().expect("api! holds `name: type,`");
+        if item.mac.path.is_ident("api") || item.mac.path.is_ident("functions") {
+            let list: Prototypes = item.mac.parse_body().expect("it holds `name: type,`");
             self.functions.extend(list.0);
         }
     }
 }
 
-/// The body of `api! { name: type, .. }`.
+/// The body of `api! { name: type, .. }`, and of `functions!`.
 struct Prototypes(Vec<(String, Type)>);
 
 impl Parse for Prototypes {
