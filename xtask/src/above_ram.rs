@@ -289,7 +289,8 @@ fn table(args: &Args, seen: &[(u32, Way, Seen)], disk: &[f64]) -> Result<String>
     };
     for (kib, way, s) in seen {
         let steady = speed::median(&s.steady);
-        let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len().max(1) as f64 / 1e6;
+        // The sum of nothing is -0.
+        let mean = |v: &[f64]| v.iter().fold(0.0, |a, b| a + b) / v.len().max(1) as f64 / 1e6;
         let missing = s.ahead.missed_bytes as f64 / s.tokens as f64;
         let all = s.ahead.expert_hits + s.ahead.expert_misses;
         write!(text, "| {kib} KiB | {} | {} | {} ", way.name(), speed::range(&s.cold), speed::range(&s.steady))?;

@@ -131,7 +131,7 @@ mod tests {
         }
         let declared = header.lines().filter(|l| l.starts_with("struct berth_") || l.starts_with("enum berth_") && l.ends_with('{'));
         let names: Vec<&str> = declared.filter(|l| !l.contains('(')).filter_map(|l| l.split([' ', ';']).nth(1)).collect();
-        assert!(names.len() > 20, "{names:?}");
+        assert!(names.len() >= 20, "{names:?}");
         for name in names {
             assert!(page.contains(&format!("### `{name}`\n")), "{name}");
         }
