@@ -160,8 +160,8 @@ fn random_access(scratch: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// How fast this machine hands out memory that nobody has: `bytes` of it touched on all processors, in GB/s. In a virtual machine that is mostly the host's work, and
-/// no copy into memory is faster.
+/// How fast this machine hands out memory that nobody has used lately: `bytes` of it touched on all processors, in GB/s. In a virtual machine that is mostly its
+/// host's work, and no copy into such memory is faster.
 fn fresh_memory(bytes: usize) -> Result<f64> {
     const PAGE: usize = 4096;
     let mut memory = memmap2::MmapMut::map_anon(bytes)?;
@@ -358,13 +358,14 @@ fn document(args: &Args, host: &Host, bytes: u64, rows: &[Row], again: &[(f64, f
     }
     writeln!(
         text,
-        "\nMemory that nobody had was handed out at {:.2} GB/s (as much as the model has bytes, in huge pages, touched on all processors after each round): a copy into fresh memory, as \
-         `CUDA_Host` and the host's own `--load-mode none` make, is no faster than that, whatever the disk gives.",
+        "\nMemory that nobody had used lately was handed out at {:.2} GB/s (as much as the model has bytes, in huge pages, touched on all processors after each round). In a virtual \
+         machine that is its host's work: memory that another process has just given back comes many times faster. A copy into memory of the first kind, as `CUDA_Host` and the host's own \
+         `--load-mode none` make it now and then, is no faster than that, whatever the disk gives.",
         median(fresh.to_vec())
     )?;
     text += "\n`filled at` is Berth's part: from the first byte of the first expert to the last of the last; the aim is 85 % of the disk's reads. A mapped model is read by the host before, with \
              the kernel's read-ahead: then the experts come out of the page cache. Mapped for random access (llama.cpp heeds `--numa distribute` only where there are several NUMA nodes, so a \
-             library in front of it does the same here) they come from the disk. An arena is written as well as read; what is written may still be on its way when the \
+             library in front of it does the same here) they come from the disk, and the host faults in what no rule names, page by page: most of the faults there. An arena is written as well as read; what is written may still be on its way when the \
              load is ready, up to an eighth of the free memory and 1 GiB at most. With `--load-mode none` Berth fills nothing: the host reads into the memory it got.\n";
     if !again.is_empty() {
         let seconds = |which: fn(&(f64, f64, u64)) -> f64| median(again.iter().map(which).collect());
