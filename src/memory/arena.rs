@@ -427,24 +427,7 @@ impl Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
-
-    /// A fresh directory that is removed at the end.
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> Scratch {
-            let path = std::env::temp_dir().join(format!("berth-arena-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).unwrap();
-            Scratch(path)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
+    use crate::memory::testing::Scratch;
 
     #[test]
     fn slices_do_not_overlap_and_hold_what_is_written() {

@@ -194,24 +194,8 @@ fn c_path(path: &Path) -> Result<CString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::testing::Scratch;
     use std::os::unix::fs::PermissionsExt;
-
-    /// A fresh directory that is removed at the end.
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> Scratch {
-            let path = std::env::temp_dir().join(format!("berth-directory-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).unwrap();
-            Scratch(path)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
 
     #[test]
     fn a_directory_that_takes_no_file_is_found_out() {

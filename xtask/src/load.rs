@@ -301,22 +301,12 @@ fn transfer(file: &File, write: Option<()>, first: u64, bytes: u64) -> Result<()
     })
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => values[middle],
-        _ => (values[middle - 1] + values[middle]) / 2.0,
-    }
-}
-
 fn document(args: &Args, host: &Host, bytes: u64, rows: &[Row], again: &[(f64, f64, u64)], fresh: &[f64]) -> Result<String> {
-    let of = |row: &Row, what: &dyn Fn(&(Disk, Seen)) -> f64| median(row.seen.iter().map(what).collect());
+    let of = |row: &Row, what: &dyn Fn(&(Disk, Seen)) -> f64| speed::median(&row.seen.iter().map(what).collect::<Vec<_>>());
     let all = |what: fn(&Disk) -> f64| {
         let values: Vec<f64> = rows.iter().flat_map(|r| r.seen.iter().map(|(disk, _)| what(disk))).collect();
         let (least, most) = values.iter().fold((f64::INFINITY, 0.0f64), |(a, b), v| (a.min(*v), b.max(*v)));
-        format!("{:.2} ({least:.2} to {most:.2})", median(values))
+        format!("{:.2} ({least:.2} to {most:.2})", speed::median(&values))
     };
     let mut text = format!(
         "# Loading\n\nWritten by `cargo xtask load --layers {} --rounds {}`. {}, llama-server of {} (ggml {}), a model of {:.2} GB with the experts of Qwen3-30B-A3B in Q4_K / \
@@ -361,14 +351,14 @@ fn document(args: &Args, host: &Host, bytes: u64, rows: &[Row], again: &[(f64, f
         "\nMemory that nobody had used lately was handed out at {:.2} GB/s (as much as the model has bytes, in huge pages, touched on all processors after each round). In a virtual \
          machine that is its host's work: memory that another process has just given back comes many times faster. A copy into memory of the first kind, as `CUDA_Host` and the host's own \
          `--load-mode none` make it now and then, is no faster than that, whatever the disk gives.",
-        median(fresh.to_vec())
+        speed::median(fresh)
     )?;
     text += "\n`filled at` is Berth's part: from the first byte of the first expert to the last of the last; the aim is 85 % of the disk's reads. A mapped model is read by the host before, with \
              the kernel's read-ahead: then the experts come out of the page cache. Mapped for random access (llama.cpp heeds `--numa distribute` only where there are several NUMA nodes, so a \
              library in front of it does the same here) they come from the disk, and the host faults in what no rule names, page by page: most of the faults there. An arena is written as well as read; what is written may still be on its way when the \
              load is ready, up to an eighth of the free memory and 1 GiB at most. With `--load-mode none` Berth fills nothing: the host reads into the memory it got.\n";
     if !again.is_empty() {
-        let seconds = |which: fn(&(f64, f64, u64)) -> f64| median(again.iter().map(which).collect());
+        let seconds = |which: fn(&(f64, f64, u64)) -> f64| speed::median(&again.iter().map(which).collect::<Vec<_>>());
         let (first, second) = (seconds(|a| a.0), seconds(|a| a.1));
         let written = again.iter().map(|a| a.2).max().unwrap_or(0);
         writeln!(
