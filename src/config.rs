@@ -107,6 +107,17 @@ pub enum ReadAhead {
     On,
 }
 
+/// Whether weights that are no experts are read when a model has been loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Warm {
+    /// Of a model with experts that is larger than the memory there is, if experts are read ahead.
+    Auto,
+    /// Never.
+    Off,
+    /// Always.
+    Dense,
+}
+
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -147,8 +158,8 @@ pub struct Config {
     pub lock: bool,
     /// `BERTH_READAHEAD`: whether experts are read ahead. Default: `auto`.
     pub read_ahead: ReadAhead,
-    /// `BERTH_WARM`: weights that are no experts are read when a model has been loaded. Default: off.
-    pub warm_dense: bool,
+    /// `BERTH_WARM`: whether weights that are no experts are read when a model has been loaded. Default: `auto`.
+    pub warm: Warm,
     /// `BERTH_REPORT`: file that always holds the current report. Default: none.
     pub report: Option<PathBuf>,
 }
@@ -175,7 +186,7 @@ impl Default for Config {
             no_pinned: false,
             lock: false,
             read_ahead: ReadAhead::Auto,
-            warm_dense: false,
+            warm: Warm::Auto,
             report: None,
         }
     }
@@ -222,7 +233,7 @@ impl Config {
             no_pinned: lookup("GGML_CUDA_NO_PINNED").is_some(),
             lock: get("BERTH_LOCK").map_or(Ok(false), |v| parse_switch("BERTH_LOCK", &v))?,
             read_ahead: get("BERTH_READAHEAD").map_or(Ok(ReadAhead::Auto), |v| parse_read_ahead(&v))?,
-            warm_dense: get("BERTH_WARM").map_or(Ok(false), |v| parse_warm(&v))?,
+            warm: get("BERTH_WARM").map_or(Ok(Warm::Auto), |v| parse_warm(&v))?,
             report: get("BERTH_REPORT").map(|v| absolute("BERTH_REPORT", v)).transpose()?,
         };
         Ok(config)
@@ -354,11 +365,12 @@ fn parse_read_ahead(value: &OsStr) -> Result<ReadAhead> {
     }
 }
 
-fn parse_warm(value: &OsStr) -> Result<bool> {
+fn parse_warm(value: &OsStr) -> Result<Warm> {
     match value.to_str() {
-        Some("dense") => Ok(true),
-        Some("off") => Ok(false),
-        _ => Err(bad("BERTH_WARM", value, "dense or off")),
+        Some("auto") => Ok(Warm::Auto),
+        Some("off") => Ok(Warm::Off),
+        Some("dense") => Ok(Warm::Dense),
+        _ => Err(bad("BERTH_WARM", value, "auto, off or dense")),
     }
 }
 
@@ -571,8 +583,8 @@ mod tests {
         for (value, want) in [("auto", ReadAhead::Auto), ("off", ReadAhead::Off), ("on", ReadAhead::On)] {
             assert_eq!(from(&[("BERTH_READAHEAD", value)]).unwrap().read_ahead, want);
         }
-        for (value, want) in [("dense", true), ("off", false)] {
-            assert_eq!(from(&[("BERTH_WARM", value)]).unwrap().warm_dense, want);
+        for (value, want) in [("auto", Warm::Auto), ("off", Warm::Off), ("dense", Warm::Dense)] {
+            assert_eq!(from(&[("BERTH_WARM", value)]).unwrap().warm, want);
         }
         for (value, want) in levels {
             assert_eq!(from(&[("BERTH_LOG", value)]).unwrap().log, want);

@@ -43,7 +43,7 @@ fn a_model_of_one_and_a_half_times_the_limit_loads_and_decodes_and_read_ahead_ad
     let fused = run(&host, "CPU_MMAP", &[], None, &[]).unwrap();
     for ty in ["CPU_MMAP", "ARENA"] {
         for (env, want) in
-            [(("BERTH_FUSE", "0"), &stock), (("BERTH_WARM", "dense"), &fused.tokens), (("BERTH_READAHEAD", "off"), &fused.tokens)]
+            [(("BERTH_FUSE", "0"), &stock), (("BERTH_WARM", "auto"), &fused.tokens), (("BERTH_READAHEAD", "off"), &fused.tokens)]
         {
             let what = format!("{ty} {}={}", env.0, env.1);
             let seen = match run(&host, ty, &[env], limit, &[]) {

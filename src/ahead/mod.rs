@@ -79,23 +79,19 @@ impl Reader {
         (self.calls.usage)()
     }
 
-    /// Asks for what is missing of a range, and says how many bytes were. Where the kernel does not tell, for all of it.
+    /// Asks for what is missing of a range, and says whether something was. Where the kernel does not tell, for all of it.
     fn ask_for(&self, span: Span) -> bool {
         let range = span.start()..span.start() + span.len();
         let hidden = self.hidden.load(Ordering::Relaxed);
         let found = if hidden { Ok(Some((range.clone(), 0))) } else { self.calls.missing(range.clone()) };
         let (asked, missing) = match found {
-            Ok(None) => {
-                Counts::add(&self.counts.looked_bytes, span.len() as u64);
-                return false;
-            }
+            Ok(None) => return false,
             Ok(Some(found)) => found,
             Err(error) => {
                 self.hide(&format!("the kernel does not tell what is in memory (error {error})"));
                 (range, 0)
             }
         };
-        Counts::add(&self.counts.looked_bytes, span.len() as u64);
         Counts::add(&self.counts.missed_bytes, missing as u64);
         Counts::add(&self.counts.asked_bytes, asked.len() as u64);
         self.missed.fetch_add(missing as u64, Ordering::Relaxed);
@@ -144,6 +140,17 @@ impl Ahead for Reader {
 
     fn ask(&self, weights: Span) -> bool {
         let start = Instant::now();
+        Counts::add(&self.counts.looked_bytes, weights.len() as u64);
+        let missing = self.ask_for(weights);
+        self.asking.fetch_add(Self::since(start), Ordering::Relaxed);
+        missing
+    }
+
+    fn ask_again(&self, weights: Span) -> bool {
+        if self.hidden.load(Ordering::Relaxed) {
+            return false;
+        }
+        let start = Instant::now();
         let missing = self.ask_for(weights);
         self.asking.fetch_add(Self::since(start), Ordering::Relaxed);
         missing
@@ -161,7 +168,13 @@ impl Ahead for Reader {
             return Ok(());
         }
         let start = Instant::now();
-        let waited = self.calls.wait(weights.start()..weights.start() + weights.len());
+        let range = weights.start()..weights.start() + weights.len();
+        // Under pressure the kernel gives up in the middle of a request, or takes a page back before it was used. Waiting would have such a page
+        // read like a page fault, with up to 16 MiB around it. What is on its way already is not read twice.
+        if let Ok(Some((missing, _))) = self.calls.missing(range.clone()) {
+            let _ = self.calls.ask(missing);
+        }
+        let waited = self.calls.wait(range);
         self.waiting.fetch_add(Self::since(start), Ordering::Relaxed);
         match waited {
             // Who reads the bytes waits, too.
@@ -217,13 +230,16 @@ mod tests {
     /// What the kernel of a test does. One test at a time.
     struct Kernel {
         there: bool,
+        /// After so many looks everything has gone.
+        goes_after: usize,
         major: u64,
         read: u64,
         advised: Vec<c_int>,
         answer: c_int,
     }
 
-    static KERNEL: Mutex<Kernel> = Mutex::new(Kernel { there: true, major: 0, read: 0, advised: Vec::new(), answer: 0 });
+    static KERNEL: Mutex<Kernel> =
+        Mutex::new(Kernel { there: true, goes_after: usize::MAX, major: 0, read: 0, advised: Vec::new(), answer: 0 });
     static ONE: Mutex<()> = Mutex::new(());
 
     fn kernel() -> std::sync::MutexGuard<'static, Kernel> {
@@ -232,7 +248,9 @@ mod tests {
 
     const CALLS: Calls = Calls {
         look: |_: Range<usize>, there: &mut [u8]| {
-            there.fill(u8::from(kernel().there));
+            let mut kernel = kernel();
+            kernel.goes_after = kernel.goes_after.saturating_sub(1);
+            there.fill(u8::from(kernel.there && kernel.goes_after > 0));
             0
         },
         advise: |_, advice| {
@@ -255,7 +273,7 @@ mod tests {
     }
 
     fn reader(mode: fn() -> ReadAhead) -> (Reader, &'static Counts) {
-        set(|k| *k = Kernel { there: true, major: 10, read: 0, advised: Vec::new(), answer: 0 });
+        set(|k| *k = Kernel { there: true, goes_after: usize::MAX, major: 10, read: 0, advised: Vec::new(), answer: 0 });
         let counts = Box::leak(Box::default());
         (Reader::new(CALLS, mode, counts), counts)
     }
@@ -347,6 +365,25 @@ mod tests {
         assert_eq!(call(&reader), Some(true));
         assert!(reader.hidden.load(Ordering::Relaxed));
         assert_eq!(count(&counts.asked_bytes), 3 << 20);
+    }
+
+    #[test]
+    fn what_has_gone_since_it_was_there_is_asked_for_and_counted_once() {
+        let _one = ONE.lock().unwrap();
+        let (reader, counts) = reader(|| ReadAhead::Auto);
+        let span = Span::of(std::ptr::without_provenance(1 << 20), 4096).unwrap();
+        set(|k| k.goes_after = 3);
+        assert!(reader.begin() && !reader.ask(span) && !reader.ask_again(span));
+        assert!(kernel().advised.is_empty());
+        assert!(reader.ask_again(span) && reader.wait(span).is_ok());
+        reader.end(1);
+        assert_eq!((count(&counts.looked_bytes), count(&counts.missed_bytes), count(&counts.asked_bytes)), (4096, 4096, 4096));
+        // Who waits asks again before, as the kernel may have given up on the first request, and never has anything read around it.
+        let advised = kernel().advised.clone();
+        assert_eq!(advised, [libc::MADV_WILLNEED, libc::MADV_WILLNEED, libc_wait()]);
+        set(|k| (k.goes_after, k.advised) = (usize::MAX, Vec::new()));
+        assert!(reader.wait(span).is_ok());
+        assert_eq!(kernel().advised, [libc_wait()], "all is there by then");
     }
 
     #[test]

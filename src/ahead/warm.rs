@@ -1,6 +1,6 @@
-//! `BERTH_WARM=dense`: when a model has been loaded, its weights that are no experts are read; experts stay as they are.
+//! `BERTH_WARM`: when a model has been loaded, its weights that are no experts are read; experts stay as they are.
 //!
-//! Owns: which mappings are models, and which of their tensors are read. Must not know: ggml, buffers.
+//! Owns: which mappings are models, when that is worth it, and which of their tensors are read. Must not know: ggml, buffers.
 //!
 //! A host that maps a model larger than memory reads all of it once (`MAP_POPULATE`), and what comes first in the file, embeddings and the
 //! output matrix, is pushed out again by the experts. Every token needs it.
@@ -13,11 +13,12 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use crate::config;
+use crate::config::{self, ReadAhead, Warm};
 use crate::gguf::Header;
 use crate::log;
 use crate::memory::mapping::{self, Mapped};
 use crate::memory::residency::Calls;
+use crate::memory::system;
 use crate::placement::{Class, Tensor};
 use crate::report::ahead::{COUNTS, Counts};
 
@@ -31,18 +32,34 @@ struct Plan {
     read: Vec<Range<u64>>,
     /// Of which single rows are read.
     rows: Vec<Range<u64>>,
+    /// Bytes of all weights, and of experts.
+    bytes: u64,
+    experts: u64,
 }
 
 /// A model has been loaded, if any has: reads what the settings ask for, once for every model file.
 pub fn loaded() {
-    if !config::get().is_ok_and(|c| c.warm_dense) {
+    let Ok(config) = config::get() else { return };
+    let auto = config.warm == Warm::Auto;
+    // Nobody looks for experts then, and nothing else is looked for either.
+    let idle = auto && (config.read_ahead == ReadAhead::Off || !config.fuse);
+    if config.warm == Warm::Off || idle {
         return;
     }
     let maps = mapping::files();
-    for path in new_files(&maps) {
-        // What is no model has no header.
-        let Ok(header) = Header::open(path) else { continue };
-        let asked = warm(&Calls::KERNEL, &plan(&header), &maps, path);
+    let room = if auto { room() } else { 0 };
+    // Most models fit, and most mapped files are none: then no file is opened.
+    if auto && maps.iter().map(|(_, m)| m.left).fold(0, u64::saturating_add) <= room {
+        return;
+    }
+    // What is no model has no header.
+    let models = new_files(&maps).into_iter().filter_map(|path| Some((path, plan(&Header::open(path).ok()?))));
+    let models: Vec<(&Path, Plan)> = models.collect();
+    if auto && !is_worth_it(models.iter().map(|(_, plan)| plan), room) {
+        return;
+    }
+    for (path, plan) in &models {
+        let asked = warm(&Calls::KERNEL, plan, &maps, path);
         if asked > 0 {
             Counts::add(&COUNTS.warmed_bytes, asked as u64);
             log::info!(
@@ -52,6 +69,20 @@ pub fn loaded() {
             );
         }
     }
+}
+
+/// Bytes that this process could have in memory at once, pages of files included.
+fn room() -> u64 {
+    let ram = system::ram().map_or(u64::MAX, |r| r.available);
+    system::cgroup_room().map_or(ram, |room| room.min(ram))
+}
+
+/// Whether a model, in one file or several, has experts and is larger than memory, and its other weights leave half of it to the experts.
+fn is_worth_it<'a>(plans: impl Iterator<Item = &'a Plan> + Clone, room: u64) -> bool {
+    let sum = |of: fn(&Plan) -> u64| plans.clone().map(of).fold(0, u64::saturating_add);
+    let read = sum(|p| p.read.iter().map(|r| r.end - r.start).sum());
+    let experts = sum(|p| p.experts);
+    experts > 0 && sum(|p| p.bytes) > room && read <= room / 2
 }
 
 /// Inode and device of a file.
@@ -76,9 +107,12 @@ fn plan(header: &Header) -> Plan {
     let apart = header.tensor(OUTPUT).is_some();
     for t in header.tensors() {
         let range = t.offset..t.offset.saturating_add(t.bytes);
+        let expert = matches!(Tensor::from(t).class, Class::Expert);
+        plan.bytes = plan.bytes.saturating_add(t.bytes);
+        plan.experts = plan.experts.saturating_add(if expert { t.bytes } else { 0 });
         if t.name == TOKENS && apart {
             plan.rows.push(range);
-        } else if !matches!(Tensor::from(t).class, Class::Expert) {
+        } else if !expert {
             match plan.read.last_mut() {
                 // With no more than padding between them they are one request.
                 Some(last) if range.start >= last.end && range.start - last.end < 4096 => last.end = range.end,
@@ -150,6 +184,25 @@ mod tests {
         let plan = plan(&header);
         assert!(plan.rows.is_empty());
         assert!(plan.read[0].contains(&header.tensor(TOKENS).unwrap().offset));
+    }
+
+    #[test]
+    fn a_model_is_warmed_by_itself_only_if_it_has_experts_and_does_not_fit() {
+        let plan = |bytes: u64, experts: u64, read: u64| Plan { bytes, experts, read: vec![4096..4096 + read], rows: Vec::new() };
+        let worth = |plans: &[Plan], room| is_worth_it(plans.iter(), room);
+        assert!(worth(&[plan(1000, 800, 200)], 999));
+        assert!(!worth(&[plan(1000, 800, 200)], 1000), "it fits");
+        assert!(!worth(&[plan(1000, 0, 1000)], 999), "no experts");
+        assert!(!worth(&[plan(1000, 400, 600)], 999), "the rest alone fills memory");
+        assert!(worth(&[plan(600, 500, 100), plan(600, 600, 0)], 999), "in two files");
+        assert!(!worth(&[], 0) && !worth(&[plan(u64::MAX, 1, 600), plan(u64::MAX, 1, 600)], 999));
+    }
+
+    #[test]
+    fn what_a_model_has_is_summed_up() {
+        let plan = plan(&Header::from_bytes(&file(true).bytes()).unwrap());
+        assert_eq!(plan.experts, 1024 * 256 * 4 * 4);
+        assert_eq!(plan.bytes, plan.experts + 4 * 1024 * (256 + 1 + 512 + 512 + 64 + 1));
     }
 
     #[test]

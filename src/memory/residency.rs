@@ -21,6 +21,10 @@ use super::input::page_size;
 /// Most pages that are looked at by one call.
 const LOOK: usize = 512;
 
+/// Most bytes that are asked for by one call: of a longer range the kernel silently reads only the begin, as much as the device reads ahead or
+/// takes in one request, whichever is more. This is what every device reads ahead by default.
+const ASK: usize = 128 << 10;
+
 /// The advice that waits, for who takes the place of the kernel.
 #[cfg(test)]
 pub(crate) const WAIT: c_int = libc::MADV_POPULATE_READ;
@@ -91,10 +95,17 @@ impl Calls {
     /// # Errors
     /// The number of the error; then nothing is on its way.
     pub fn ask(&self, range: Range<usize>) -> Result<(), c_int> {
-        match (self.advise)(pages(range), libc::MADV_WILLNEED) {
-            0 => Ok(()),
-            error => Err(error),
+        let whole = pages(range);
+        let mut start = whole.start;
+        while start < whole.end {
+            // To a multiple of the size, so that requests are as long as they may be.
+            let end = (start | (ASK - 1)).saturating_add(1).min(whole.end);
+            match (self.advise)(start..end, libc::MADV_WILLNEED) {
+                0 => start = end,
+                error => return Err(error),
+            }
         }
+        Ok(())
     }
 
     /// Tells the kernel that bytes of a range are read here and there: a page fault then reads one page and nothing around it.
@@ -213,6 +224,29 @@ mod tests {
         assert_eq!(calls.missing(9 * page..9 * page), Ok(None));
         let refused = Calls { look: |_, _| libc::ENOMEM, ..Calls::KERNEL };
         assert_eq!(refused.missing(0..1), Err(libc::ENOMEM));
+    }
+
+    #[test]
+    fn long_ranges_are_asked_for_in_pieces_that_every_device_takes() {
+        use std::sync::Mutex;
+        static ASKED: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+        let calls = Calls {
+            advise: |range, _| {
+                let mut asked = ASKED.lock().unwrap();
+                asked.push(range);
+                if asked.len() > 5 { libc::ENOMEM } else { 0 }
+            },
+            ..Calls::KERNEL
+        };
+        let page = page_size();
+        assert_eq!(calls.ask(ASK - page - 1..3 * ASK + 1), Ok(()));
+        let asked = std::mem::take(&mut *ASKED.lock().unwrap());
+        assert_eq!(asked, [ASK - 2 * page..ASK, ASK..2 * ASK, 2 * ASK..3 * ASK, 3 * ASK..3 * ASK + page]);
+        assert_eq!((calls.ask(7..7), ASKED.lock().unwrap().len()), (Ok(()), 0));
+        assert_eq!(calls.ask(0..9 * ASK), Err(libc::ENOMEM));
+        assert_eq!(ASKED.lock().unwrap().len(), 6, "after an error nothing more is asked for");
+        ASKED.lock().unwrap().clear();
+        assert_eq!(calls.ask(usize::MAX - 5..usize::MAX), Ok(()), "at the end of the address space");
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub trait Ahead: Sync {
     fn begin(&self) -> bool;
     /// Asks for these bytes, without waiting. Whether some were missing, so that [`Ahead::wait`] is needed.
     fn ask(&self, weights: Span) -> bool;
+    /// Looks again at bytes that were all there, and asks for what has gone since. Whether some have.
+    fn ask_again(&self, weights: Span) -> bool;
     /// How many experts of the call had all their weights in memory, and how many had not.
     fn seen(&self, hits: usize, misses: usize);
     /// Waits for bytes that were asked for.
@@ -44,6 +46,9 @@ impl Ahead for Never {
         false
     }
     fn ask(&self, _: Span) -> bool {
+        false
+    }
+    fn ask_again(&self, _: Span) -> bool {
         false
     }
     fn seen(&self, _: usize, _: usize) {}
@@ -113,19 +118,30 @@ impl<'a> Way<'a> {
         self.missed[expert].load(Ordering::Relaxed) & 1 << phase != 0
     }
 
-    /// Waits for some rows of an expert's first matrices; false if they cannot be had, and must not be touched.
+    /// Waits for some rows of an expert's matrices; false if they cannot be had, and must not be touched.
     pub(super) fn wait(&self, phase: usize, expert: usize, first: usize, rows: usize) -> bool {
         if self.failed.get().is_some() {
             return false;
         }
-        if !self.is_late(expert, phase) {
+        let late = self.is_late(expert, phase);
+        // What makes room for missing experts may take one that was there.
+        if !late && self.asked.load(Ordering::Relaxed) == 0 {
             return true;
         }
-        self.matrices[phase].iter().all(|m| match self.ahead.wait(m.span_of(expert, first, rows)) {
-            Ok(()) => true,
-            Err(error) => {
-                let _ = self.failed.set(error);
-                false
+        self.matrices[phase].iter().all(|m| {
+            let rows = m.span_of(expert, first, rows);
+            if !late {
+                if !self.ahead.ask_again(rows) {
+                    return true;
+                }
+                self.missed[expert].fetch_or(1 << phase, Ordering::Relaxed);
+            }
+            match self.ahead.wait(rows) {
+                Ok(()) => true,
+                Err(error) => {
+                    let _ = self.failed.set(error);
+                    false
+                }
             }
         })
     }
@@ -137,7 +153,7 @@ impl<'a> Way<'a> {
     pub(super) fn wait_for_all(&self, phase: usize, team: &dyn ParallelFor) -> Result<()> {
         while self.ask_more() {}
         let rows = self.matrices[phase].first().map_or(0, Matrix::rows);
-        if self.active.iter().any(|e| self.is_late(*e as usize, phase)) {
+        if self.asked.load(Ordering::Relaxed) > 0 {
             let dealer = Dealer::new(self.active.len());
             team.run(&|_| {
                 while let Some(i) = dealer.deal() {
@@ -231,6 +247,8 @@ mod tests {
     /// Misses every expert whose bytes begin at one of these addresses, and notes what it is told.
     struct Fake {
         missing: Vec<usize>,
+        /// What is there at first and goes.
+        gone: Option<usize>,
         lost: Option<usize>,
         told: Mutex<Vec<(char, usize)>>,
     }
@@ -242,6 +260,10 @@ mod tests {
         fn ask(&self, weights: Span) -> bool {
             self.told.lock().unwrap().push(('a', weights.start()));
             self.missing.contains(&weights.start())
+        }
+        fn ask_again(&self, weights: Span) -> bool {
+            self.told.lock().unwrap().push(('g', weights.start()));
+            self.gone == Some(weights.start())
         }
         fn seen(&self, hits: usize, misses: usize) {
             self.told.lock().unwrap().extend([('h', hits), ('m', misses)]);
@@ -256,15 +278,15 @@ mod tests {
     }
 
     #[test]
-    fn the_first_phase_is_asked_for_before_the_second_and_only_what_was_missing_is_waited_for() {
+    fn the_first_phase_is_asked_for_before_the_second_and_only_what_is_missing_is_waited_for() {
         let bytes = [0u8; 4 * 2 * 4 * 2];
         let (a, b) = bytes.split_at(bytes.len() / 2);
         let [first, second] = [a, b].map(|m| Matrix::packed(m, WeightType::F32, [2, 1, 4]).unwrap());
         let (first, second) = ([first], [second]);
         let at = |m: &[u8], expert: usize| m.as_ptr().addr() + 8 * expert;
         let routing = Routing { starts: &[0, 1, 1, 2, 3], pairs: &[0, 1, 2], active: &[0, 2, 3], used: 3 };
-        for lost in [None, Some(at(b, 2))] {
-            let fake = Fake { missing: vec![at(a, 2), at(b, 2), at(b, 3)], lost, told: Mutex::default() };
+        for (gone, lost) in [(None, None), (Some(at(b, 0)), None), (None, Some(at(b, 2)))] {
+            let fake = Fake { missing: vec![at(a, 2), at(b, 2), at(b, 3)], gone, lost, told: Mutex::default() };
             let missed: Vec<AtomicU8> = (0..4).map(|_| AtomicU8::new(0)).collect();
             let way = Way::new(&fake, [&first, &second], &routing, &missed, &crate::moe::Serial).unwrap();
             assert_eq!([0, 2, 3].map(|e| way.is_late(e, FIRST)), [false, true, false]);
@@ -274,11 +296,22 @@ mod tests {
             drop(way);
             let asked = [(a, 0), (a, 2), (a, 3), (b, 0), (b, 2), (b, 3)].map(|(m, e)| ('a', at(m, e)));
             let mut want = asked.to_vec();
-            want.extend([('w', at(a, 2)), ('w', at(b, 2))]);
-            want.extend(lost.is_none().then_some(('w', at(b, 3))));
-            want.extend([('h', 1), ('m', 2), ('e', 1)]);
+            // What was there is looked at again, since room was made.
+            want.extend([('w', at(a, 2)), ('g', at(a, 3)), ('g', at(b, 0))]);
+            want.extend(gone.map(|at| ('w', at)));
+            want.push(('w', at(b, 2)));
+            want.extend(if lost.is_none() { vec![('w', at(b, 3)), ('g', at(a, 0))] } else { Vec::new() });
+            let misses = 2 + usize::from(gone.is_some());
+            want.extend([('h', 3 - misses), ('m', misses), ('e', 1)]);
             assert_eq!(*fake.told.lock().unwrap(), want);
         }
+        // Nothing was missing: nothing is looked at twice.
+        let fake = Fake { missing: Vec::new(), gone: Some(at(a, 0)), lost: None, told: Mutex::default() };
+        let missed: Vec<AtomicU8> = (0..4).map(|_| AtomicU8::new(0)).collect();
+        let way = Way::new(&fake, [&first, &second], &routing, &missed, &crate::moe::Serial).unwrap();
+        assert!(way.wait(FIRST, 0, 0, 1) && way.wait_for_all(SECOND, &crate::moe::Serial).is_ok());
+        drop(way);
+        assert!(fake.told.lock().unwrap().iter().all(|(what, _)| !"gw".contains(*what)));
         assert!(Way::new(&Never, [&first, &second], &routing, &[], &crate::moe::Serial).is_none());
     }
 }

@@ -64,18 +64,18 @@ enum Way {
     Stock,
     Off,
     Auto,
-    Warm,
+    Cold,
 }
 
 impl Way {
-    const ALL: [Way; 4] = [Way::Stock, Way::Off, Way::Auto, Way::Warm];
+    const ALL: [Way; 4] = [Way::Stock, Way::Off, Way::Auto, Way::Cold];
 
     fn name(self) -> &'static str {
         match self {
             Way::Stock => "stock",
             Way::Off => "Berth, `BERTH_READAHEAD=off`",
             Way::Auto => "Berth",
-            Way::Warm => "Berth, `BERTH_WARM=dense`",
+            Way::Cold => "Berth, `BERTH_WARM=off`",
         }
     }
 
@@ -87,7 +87,7 @@ impl Way {
         match self {
             Way::Stock | Way::Auto => &mut command,
             Way::Off => command.env("BERTH_READAHEAD", "off"),
-            Way::Warm => command.env("BERTH_WARM", "dense"),
+            Way::Cold => command.env("BERTH_WARM", "off"),
         };
         command
     }
