@@ -2,7 +2,8 @@
 //! docs/above-ram.md.
 //!
 //! Every run starts with an empty page cache in a memory cgroup of its own, since pages that are cached already count for whoever read them.
-//! The first run of a process is cold, the others are steady. The disk is measured before and after each round, in reads of an expert's size.
+//! The first run of a process is cold, the others are steady. The disk is measured before each process, in reads of an
+//! expert's size.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -48,6 +49,9 @@ pub(crate) struct Args {
     /// Alternating runs with everything in memory, with read-ahead and without; 0 is none.
     #[arg(long, default_value_t = 10)]
     resident: usize,
+    /// Let threads move between processors, as they do by default; written to a page of its own.
+    #[arg(long)]
+    unbound: bool,
     /// Print only, write nothing.
     #[arg(long)]
     dry: bool,
@@ -57,6 +61,10 @@ pub(crate) struct Args {
 const TOKENS: u32 = 32;
 
 const DOCS: &str = "docs/above-ram.md";
+const DOCS_UNBOUND: &str = "docs/above-ram-unbound.md";
+
+/// Runs of a process with everything in memory.
+const RESIDENT_RUNS: u32 = 8;
 
 /// How a run is set up.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,11 +87,13 @@ impl Way {
         }
     }
 
-    fn command(self, host: &Host, model: &Path, library: &Path, threads: u32) -> Command {
+    fn command(self, args: &Args, host: &Host, model: &Path, library: &Path) -> Command {
         let side = if self == Way::Stock { Side::Stock { repack: false, tiled: true } } else { Side::Berth };
-        let mut command = speed::command(host, model, library, threads, &[0], side);
+        let mut command = speed::command(host, model, library, args.threads, &[0], side);
         // Threads that sleep in the kernel wake up on the same processor now and then, and then spin against each other.
-        command.env("OMP_PROC_BIND", "true");
+        if !args.unbound {
+            command.env("OMP_PROC_BIND", "true");
+        }
         match self {
             Way::Stock | Way::Auto => &mut command,
             Way::Off => command.env("BERTH_READAHEAD", "off"),
@@ -101,6 +111,8 @@ struct Seen {
     /// Bytes read per token.
     cold_read: Vec<f64>,
     steady_read: Vec<f64>,
+    /// Bytes per second of the disk, just before each process.
+    disk: Vec<f64>,
     /// Of whole processes: bytes read by tokens, and what Berth counted.
     read: u64,
     tokens: u64,
@@ -149,28 +161,28 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for kib in &args.read_ahead {
         seen.extend(Way::ALL.map(|way| (*kib, way, Seen::default())));
     }
-    let mut disk = vec![disk_rate(&model)?];
     let count = seen.len();
     for round in 0..args.rounds {
         for i in 0..count {
             // Another order each time.
             let (kib, way, seen) = &mut seen[(i + round) % count];
             setting.set(*kib)?;
-            one(args, *way, way.command(&host, &model, &library, args.threads), seen)?;
+            seen.disk.push(disk_rate(&model)?);
+            one(args, *way, way.command(args, &host, &model, &library), seen)?;
             let last = |v: &[f64]| v.last().copied().unwrap_or(0.0);
             println!("{kib:>5} KiB {:32} cold {:6.2} steady {:6.2} t/s", way.name(), last(&seen.cold), last(&seen.steady));
         }
-        disk.push(disk_rate(&model)?);
     }
     drop(setting);
-    let mut page = table(args, &seen, &disk)?;
+    let mut page = table(args, &seen)?;
     if args.resident > 0 {
         page += &resident(args, &host, &model, &library)?;
     }
     println!("\n{page}");
     if !args.dry {
-        fs::write(DOCS, document(args, &host, &model, &page)?).with_context(|| format!("cannot write {DOCS}"))?;
-        println!("wrote {DOCS}");
+        let docs = if args.unbound { DOCS_UNBOUND } else { DOCS };
+        fs::write(docs, document(args, &host, &model, &page)?).with_context(|| format!("cannot write {docs}"))?;
+        println!("wrote {docs}");
     }
     Ok(())
 }
@@ -275,13 +287,14 @@ fn figures_of(disk: &[f64]) -> String {
     format!("{:.2} ({:.2} to {:.2})", speed::median(disk) / 1e9, least / 1e9, most / 1e9)
 }
 
-fn table(args: &Args, seen: &[(u32, Way, Seen)], disk: &[f64]) -> Result<String> {
-    let rate = speed::median(disk);
+fn table(args: &Args, seen: &[(u32, Way, Seen)]) -> Result<String> {
+    let disk: Vec<f64> = seen.iter().flat_map(|(_, _, s)| s.disk.iter().copied()).collect();
     let mut text = format!(
-        "The disk read {} GB/s, in random reads of 864 KiB past the page cache, four at a time, before and after each round.\n\n\
-         | disk reads ahead | | cold, t/s | steady, t/s | read per token, cold / steady, MB | experts missing | missing per token, MB | read / missing | the disk \
-         allows, t/s | share of it | / stock at its best | / stock here |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n",
-        figures_of(disk)
+        "The disk read {} GB/s, in random reads of 864 KiB past the page cache, four at a time, before each process; what it allows one follows \
+         from what it read just before.\n\n\
+         | disk reads ahead | | disk, GB/s | cold, t/s | steady, t/s | read per token, cold / steady, MB | experts missing | missing per token, MB | read / missing | the disk \
+         allows, t/s | share of it | / stock at its best | / stock here |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        figures_of(&disk)
     );
     let stock = |kib: Option<u32>| {
         let of = seen.iter().filter(|(k, way, _)| *way == Way::Stock && kib.is_none_or(|kib| *k == kib));
@@ -293,7 +306,8 @@ fn table(args: &Args, seen: &[(u32, Way, Seen)], disk: &[f64]) -> Result<String>
         let mean = |v: &[f64]| v.iter().fold(0.0, |a, b| a + b) / v.len().max(1) as f64 / 1e6;
         let missing = s.ahead.missed_bytes as f64 / s.tokens as f64;
         let all = s.ahead.expert_hits + s.ahead.expert_misses;
-        write!(text, "| {kib} KiB | {} | {} | {} ", way.name(), speed::range(&s.cold), speed::range(&s.steady))?;
+        let rate = speed::median(&s.disk);
+        write!(text, "| {kib} KiB | {} | {:.2} | {} | {} ", way.name(), rate / 1e9, speed::range(&s.cold), speed::range(&s.steady))?;
         write!(text, "| {:.0} / {:.0} ", mean(&s.cold_read), mean(&s.steady_read))?;
         if s.ahead.missed_bytes > 0 {
             let (share, allowed) = (s.ahead.expert_misses as f64 / all as f64, rate / missing);
@@ -322,8 +336,8 @@ fn resident(args: &Args, host: &Host, model: &Path, library: &Path) -> Result<St
     let mut speeds = [Vec::new(), Vec::new()];
     for round in 0..=args.resident {
         for way in if round % 2 == 0 { [Way::Auto, Way::Off] } else { [Way::Off, Way::Auto] } {
-            let mut command = way.command(host, model, library, args.threads);
-            command.args(["-r", "3"]);
+            let mut command = way.command(args, host, model, library);
+            command.args(["-r", &RESIDENT_RUNS.to_string()]);
             let speed = speed::samples(command)?.first().context("no result")?.avg_ts;
             // The first round brings the model into memory.
             if round > 0 {
@@ -333,25 +347,35 @@ fn resident(args: &Args, host: &Host, model: &Path, library: &Path) -> Result<St
     }
     let [auto, off] = &speeds;
     let difference = 100.0 * (speed::median(auto) / speed::median(off) - 1.0);
+    let mut each: Vec<f64> = auto.iter().zip(off).map(|(auto, off)| 100.0 * (auto / off - 1.0)).collect();
+    each.sort_by(f64::total_cmp);
+    let pairs = speed::median(&each);
     Ok(format!(
-        "## Everything in memory\n\n{} alternating runs of 3 x 32 tokens, without a limit: {} t/s with `BERTH_READAHEAD=auto` (the default), {} t/s with \
-         `off`; medians differ by {difference:+.2} %.\n",
+        "## Everything in memory\n\n{} alternating runs of {RESIDENT_RUNS} x 32 tokens, without a limit: {} t/s with `BERTH_READAHEAD=auto` (the \
+         default), {} t/s with `off`; medians differ by {difference:+.2} %. Of the runs that followed each other the median is {pairs:+.2} %, half of \
+         them are between {:+.2} and {:+.2} %.\n",
         args.resident,
         speed::range(auto),
-        speed::range(off)
+        speed::range(off),
+        each[each.len() / 4],
+        each[each.len() - 1 - each.len() / 4]
     ))
 }
 
 fn document(args: &Args, host: &Host, model: &Path, page: &str) -> Result<String> {
     let ahead: Vec<String> = args.read_ahead.iter().map(u32::to_string).collect();
+    let bound = if args.unbound {
+        "Threads are not bound to processors (`OMP_PROC_BIND` is not set), as they are not by default."
+    } else {
+        "All run with `OMP_PROC_BIND=true`: threads that have waited for the disk else share a processor now and then, and spin against each other. \
+         Without it is above-ram-unbound.md, written with `--unbound`."
+    };
     Ok(format!(
         "# A model larger than memory\n\n\
-         Written by `cargo xtask above-ram --layers {} --format {} --limit {} --rounds {} --runs {} --read-ahead {} --threads {} --resident {}`. {}, {} \
+         Written by `cargo xtask above-ram --layers {} --format {} --limit {} --rounds {} --runs {} --read-ahead {} --threads {} --resident {}{}`. {}, {} \
          (ggml {}), a model of {:.2} GB with the experts of Qwen3-30B-A3B (2048 x 768, 128 experts, 8 used) and random weights, in a memory cgroup of {} \
          MiB. Every process starts with an empty page cache; its first run of {} random tokens is cold, the other {} are steady. Medians of {} rounds, \
-         least and most in brackets. Stock has its weights mapped (`--repack 0`): repacked ones are anonymous memory, and would not fit. All run with `OMP_PROC_BIND=true`, which \
-         makes stock and Berth some 40 % faster here: threads that have waited for the disk else share a processor now and then, and spin against each \
-         other.\n\n\
+         least and most in brackets. Stock has its weights mapped (`--repack 0`): repacked ones are anonymous memory, and would not fit. {bound}\n\n\
          Random weights choose experts nearly at random: a real model repeats itself more, and misses less. `read / missing` has all bytes that the \
          process had read while it made tokens, those of weights that are no experts included, over the bytes of experts that Berth found missing. The disk \
          allows as many tokens as its rate divided by the missing bytes, without any time for computing; the share is of all runs, the cold one included.\n\n{page}",
@@ -363,6 +387,7 @@ fn document(args: &Args, host: &Host, model: &Path, page: &str) -> Result<String
         ahead.join(","),
         args.threads,
         args.resident,
+        if args.unbound { " --unbound" } else { "" },
         figures::cpu(),
         host.package,
         host.ggml_version,
@@ -389,16 +414,17 @@ mod tests {
             read_ahead: vec![128, 8192],
             threads: 2,
             resident: 0,
+            unbound: false,
             dry: true,
         };
-        let seen = |cold: f64, steady: f64| Seen { cold: vec![cold], steady: vec![steady], tokens: 30, ..Seen::default() };
+        let seen = |cold: f64, steady: f64| Seen { cold: vec![cold], steady: vec![steady], disk: vec![1.1e9], tokens: 30, ..Seen::default() };
         let ahead = ReadAhead { expert_hits: 300, expert_misses: 100, missed_bytes: 3_000_000_000, ..ReadAhead::default() };
         let berth = Seen { ahead, read: 3_300_000_000, cold_read: vec![120e6], steady_read: vec![100e6], ..seen(5.0, 10.0) };
         let rows = [(128, Way::Stock, seen(4.0, 8.0)), (8192, Way::Stock, seen(1.0, 2.0)), (8192, Way::Auto, berth)];
-        let text = table(&args, &rows, &[1.0e9, 1.2e9, 1.1e9]).unwrap();
-        assert!(text.contains("read 1.10 (1.00 to 1.20) GB/s"), "{text}");
+        let text = table(&args, &rows).unwrap();
+        assert!(text.contains("read 1.10 (1.10 to 1.10) GB/s"), "{text}");
         // 100 MB a token at 1.1 GB/s are 11 tokens; three runs took 0.2 + 0.1 + 0.1 s per token.
         assert!(text.contains("| 120 / 100 | 25 % | 100.0 | 1.10 | 11.0 | 68 % | 1.25 | 5.00 |"), "{text}");
-        assert!(text.contains("| 8192 KiB | stock | 1.0 (1.0 to 1.0) | 2.0 (2.0 to 2.0) | 0 / 0 | | | | | | 0.25 | 1.00 |"), "{text}");
+        assert!(text.contains("| 8192 KiB | stock | 1.10 | 1.0 (1.0 to 1.0) | 2.0 (2.0 to 2.0) | 0 / 0 | | | | | | 0.25 | 1.00 |"), "{text}");
     }
 }
