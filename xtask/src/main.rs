@@ -13,6 +13,7 @@ mod ik;
 mod load;
 mod matrix;
 mod model;
+mod newcomer;
 mod picture;
 mod plot;
 mod profile;
@@ -56,6 +57,8 @@ enum Command {
     Matrix(matrix::Args),
     /// Make a model: one with random weights, or a real one cut into experts.
     Model(model::Args),
+    /// Try README.md as a new user would: an ordinary user in a clean system, its commands one after the other.
+    Newcomer(newcomer::Args),
     /// Make docs/explain.png, the picture of a page of `berth explain`.
     Picture,
     /// Sample where stock llama-bench spends its time with and without Berth, and write docs/profile.md.
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Command::Load(args) => load::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::Model(args) => model::run(args),
+        Command::Newcomer(args) => newcomer::run(&args),
         Command::Picture => picture::run(),
         Command::Profile(args) => profile::run(&args),
         Command::Setup(args) => setup::run(&args),

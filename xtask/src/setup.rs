@@ -1,5 +1,6 @@
 //! `cargo xtask setup`: which programs and libraries of the system are missing, and, if asked, their installation on Debian and its kin.
 
+use std::io::IsTerminal as _;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
@@ -89,14 +90,15 @@ fn has_library(name: &str) -> bool {
     known.lines().any(|l| is_it(l.trim_start())) || in_llvm()
 }
 
-/// `apt-get` without questions, through sudo where this is not root.
+/// `apt-get` without questions, through sudo where this is not root: it may ask for a password where somebody is there to type it.
 fn apt() -> Command {
     let root = Command::new("id").arg("-u").output().is_ok_and(|out| out.stdout == b"0\n");
     let mut apt = if root || on_path("sudo").is_none() {
         Command::new("apt-get")
     } else {
         let mut sudo = Command::new("sudo");
-        sudo.args(["-n", "DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+        sudo.args((!std::io::stdin().is_terminal()).then_some("-n"));
+        sudo.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]);
         sudo
     };
     apt.env("DEBIAN_FRONTEND", "noninteractive");

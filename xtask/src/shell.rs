@@ -20,10 +20,14 @@ pub(crate) fn cargo() -> Command {
 
 /// Shows the command as a step, runs it, and fails if it fails.
 pub(crate) fn step(command: &mut Command) -> Result<()> {
-    let start = Instant::now();
     let name = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let line: Vec<String> = std::iter::once(name).chain(command.get_args().map(|a| a.to_string_lossy().into_owned())).collect();
-    let line = line.join(" ");
+    shown(&line.join(" "), command)
+}
+
+/// The same, by a name of its own.
+pub(crate) fn shown(line: &str, command: &mut Command) -> Result<()> {
+    let start = Instant::now();
     eprintln!("\n==> {line}");
     let status = command.status().with_context(|| format!("cannot start {line}"))?;
     ensure!(status.success(), "{line}: {status}");

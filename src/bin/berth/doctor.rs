@@ -1,7 +1,7 @@
 //! `berth doctor`: one line per thing that decides what Berth can do here, with what to do where something is amiss.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -288,8 +288,11 @@ fn llama(given: Option<&Path>) -> Vec<Finding> {
             start.display(),
             if start.is_dir() { "in it, in its lib or bin," } else { "beside it" }
         );
-        let hint =
-            "if it is a llama.cpp that is linked statically, Berth cannot be loaded into it; else name the directory of its libraries";
+        let hint = if is_script(&start) {
+            "it is a script, which starts another program: name that one, or the directory of its libraries"
+        } else {
+            "if it is a llama.cpp that is linked statically, Berth cannot be loaded into it; else name the directory of its libraries"
+        };
         return vec![if given.is_some() { bad(ITEM, found, hint) } else { note(ITEM, found, hint) }];
     };
     let opened = match abi::open_library(&library) {
@@ -309,6 +312,12 @@ fn llama(given: Option<&Path>) -> Vec<Finding> {
             bad(ITEM, format!("{}: {error}", opened.file().display()), hint)
         }
     }]
+}
+
+/// Whether a file starts with `#!`, as what pip puts into `bin` does.
+fn is_script(path: &Path) -> bool {
+    let mut start = [0; 2];
+    path.is_file() && File::open(path).is_ok_and(|mut file| file.read_exact(&mut start).is_ok()) && &start == b"#!"
 }
 
 /// `libggml-base.so` in a directory; the name with the ABI number, which programs link to, before the plain one, which compilers look for, and that
