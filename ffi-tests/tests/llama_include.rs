@@ -106,6 +106,39 @@ fn the_static_library_in_shared_libraries_of_ggml_works_too() {
     assert_eq!(text.lines().filter(|l| !l.contains("berth")).collect::<Vec<_>>(), LISTED, "{text}");
 }
 
+/// A tree whose `CMAKE_PROJECT_INCLUDE` is taken has other hooks, and the same file read by two of them counts once.
+#[test]
+fn other_hooks_of_cmake_do_as_well() {
+    let Some(llama_cpp) = llama_cpp() else { return };
+    if ffi_tests::tools::on_path("cmake").is_none() {
+        ffi_tests::skip::skipped("berth-llama.cmake by other hooks", "cmake is missing");
+        return;
+    }
+    let scratch = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let ours = scratch.path().join("ours.cmake");
+    fs::write(&ours, "message(STATUS \"ours was read\")\n").unwrap();
+    let include = prefix::install(scratch.path()).join("lib/cmake/berth/berth-llama.cmake");
+    let (ours, include) = (ours.display(), include.display());
+    let hooks = [
+        (vec![format!("PROJECT_INCLUDE={ours}"), format!("PROJECT_tiny_INCLUDE={include}")], true),
+        (vec![format!("PROJECT_INCLUDE={include}"), format!("PROJECT_tiny_INCLUDE={include}")], false),
+    ];
+    for (number, (variables, with_ours)) in hooks.into_iter().enumerate() {
+        let mut cmake = peer::plain("cmake");
+        cmake.arg("-S").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("ship/tiny"));
+        cmake
+            .arg("-B")
+            .arg(scratch.path().join(format!("build-{number}")))
+            .arg(format!("-DGGML_SOURCE={}", llama_cpp.join("ggml").display()));
+        let said = peer::succeeds({
+            cmake.args(variables.iter().map(|v| format!("-DCMAKE_{v}")));
+            cmake
+        });
+        assert_eq!(said.stdout.matches("-- Berth: ").count(), 1, "{variables:?}: {}", said.stdout);
+        assert_eq!(said.stdout.contains("ours was read"), with_ours, "{variables:?}");
+    }
+}
+
 /// What cannot work is told while CMake runs.
 #[test]
 fn a_tree_that_has_no_ggml_of_its_own_is_refused() {

@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use ffi_tests::{skip, tools};
@@ -52,7 +53,7 @@ fn source(name: &str) -> PathBuf {
 /// Runs the program plainly and under valgrind; it must say what it should, and leave no file.
 fn run(program: &Path, scratch: &Scratch, library: Option<&Path>) {
     let arena = scratch.dir("arena");
-    let set = |mut command: std::process::Command| {
+    let set = |mut command: Command| {
         command.arg(&arena).envs(library.map(|dir| ("LD_LIBRARY_PATH", dir)));
         peer::succeeds(command)
     };
@@ -170,7 +171,30 @@ fn pkg_config_projects_link_both_libraries_with_gcc_and_clang() {
             }
         }
     }
-    assert!(pkg_config(prefix, "--static --libs berth").contains("-lgcc_s"), "a static link needs more");
+    assert!(pkg_config(prefix, "--static --libs berth").contains("-lpthread"), "a static link needs more");
+}
+
+#[test]
+fn programs_without_any_shared_library_link_the_static_one() {
+    let Some(prefix) = installed() else { return };
+    if !have("pkg-config") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let options = pkg_config(prefix, "--cflags --libs berth-static");
+    for compiler in COMPILERS.map(|(c, _)| c).into_iter().filter(|c| have(c)) {
+        for kind in ["-static", "-static-pie -Wl,--gc-sections"] {
+            let program = scratch.path().join("alone");
+            let mut shell = peer::plain("sh");
+            shell.args(["-euc", &format!("exec {compiler} {kind} \"$1\" -o \"$2\" {options}"), "sh"]);
+            peer::succeeds({
+                shell.arg(source("shipped.c")).arg(&program);
+                shell
+            });
+            assert!(needed(&program).is_empty(), "{compiler} {kind}: {:?}", needed(&program));
+            run(&program, &scratch, None);
+        }
+    }
 }
 
 /// The Makefile of the examples asks pkg-config, as it is called by somebody who has Berth installed.
@@ -308,6 +332,26 @@ fn licences_and_pages_of_the_manual_are_there() {
     let page = text("man/man1/berth-explain.1");
     assert!(page.contains("tensor\\-split") && page.contains("SYNOPSIS"), "{page}");
     assert!(text("man/man1/berth.1").contains("explain") && !text("man/man1/berth.1").contains("berth\\-man"));
+}
+
+#[test]
+fn the_list_of_files_is_all_that_is_installed_and_removes_it() {
+    let Some(_) = installed() else { return };
+    let scratch = Scratch::new();
+    let prefix = prefix::install(&scratch.dir("of its own"));
+    let files = |dir: &Path| -> BTreeSet<String> {
+        let mut list = Command::new("find");
+        list.arg(dir).args(["-not", "-type", "d", "-printf", "%P\\n"]);
+        peer::succeeds(list).stdout.lines().map(str::to_owned).collect()
+    };
+    let listed = fs::read_to_string(prefix.join("share/doc/berth/FILES.txt")).unwrap();
+    assert_eq!(listed.lines().map(str::to_owned).collect::<BTreeSet<_>>(), files(&prefix));
+    // The command in docs/releasing.md, where something else lies there too.
+    fs::write(prefix.join("lib/other.so"), "").unwrap();
+    let mut remove = Command::new("sh");
+    remove.args(["-c", "xargs -d '\\n' rm < share/doc/berth/FILES.txt"]).current_dir(&prefix);
+    peer::succeeds(remove);
+    assert_eq!(files(&prefix), BTreeSet::from(["lib/other.so".to_owned()]));
 }
 
 #[test]

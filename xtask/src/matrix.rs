@@ -42,9 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut wrong = Vec::new();
     let known = ids.into_iter().map(|id| (id.to_owned(), hosts::get(id)));
     let newest = if args.newest { hosts::newest() } else { Vec::new() };
-    if args.newest && newest.is_empty() {
-        eprintln!("the table has the newest version of every package");
-    }
+    let none_newer = args.newest && newest.is_empty();
     let newest = newest.into_iter().map(|host| (host.as_ref().map_or_else(|_| "newest".to_owned(), |h| h.id.clone()), host));
     for (id, host) in known.chain(newest) {
         eprintln!("==> {id}");
@@ -57,6 +55,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             format!("| {id} | FAILED | | | | | |")
         });
         writeln!(text, "{line}")?;
+    }
+    if none_newer {
+        text += "\nThe registries were asked when this table was written (`cargo xtask matrix --newest`): it has the newest version of every package.\n";
     }
     if args.include {
         text += &included()?;

@@ -11,7 +11,7 @@ use super::peer;
 /// The project's own command, as a user calls it, in this directory.
 pub(crate) fn dist(dir: &Path, args: &[&str]) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["xtask", "dist"]).args(args).current_dir(dir).env("BERTH_LIB", berth_lib().unwrap());
+    cargo.args(["xtask", "dist"]).args(args).current_dir(dir).env("BERTH_LIB", berth_lib().unwrap()).env_remove("DESTDIR");
     cargo
 }
 

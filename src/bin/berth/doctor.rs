@@ -377,4 +377,17 @@ mod tests {
             assert_eq!(chosen(), best, "{file}");
         }
     }
+
+    #[test]
+    fn a_script_that_starts_a_server_is_told_from_a_program() {
+        let dir = tempfile::tempdir().unwrap();
+        let hint = |name: &str, bytes: &[u8]| {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+            llama(Some(&dir.path().join(name)))[0].hint.clone().unwrap_or_default()
+        };
+        assert!(hint("llama-server-vulkan", b"#!/usr/bin/python3\n").contains("it is a script"));
+        for (name, bytes) in [("llama-server", &b"\x7fELF"[..]), ("empty", b""), ("one", b"#")] {
+            assert!(hint(name, bytes).contains("linked statically"), "{name}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod install;
 mod library;
 mod licences;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -20,7 +21,7 @@ use crate::shell;
 /// Build what is installed, and install it or pack it.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Install below this directory instead of target/dist. Existing files are replaced.
+    /// Install below this directory instead of target/dist; with $DESTDIR set, below that. Existing files are replaced.
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
 }
@@ -28,16 +29,20 @@ pub(crate) struct Args {
 /// Version of what is shipped.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// What is installed, a path in each line: what removes it reads.
+const LIST: &str = "share/doc/berth/FILES.txt";
+
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let given = args.prefix.as_deref().map(|prefix| staged(prefix, std::env::var_os("DESTDIR"))).transpose()?;
     // A prefix that cannot be had is told before anything is built.
-    if let Some(prefix) = &args.prefix {
+    if let Some(prefix) = &given {
         install::check_prefix(prefix)?;
     }
     let library = shell::berth()?;
     let work = tempfile::tempdir()?;
     let entries = entries(&library, work.path())?;
     let name = format!("berth-{VERSION}-{}-linux-gnu", std::env::consts::ARCH);
-    let prefix = match &args.prefix {
+    let prefix = match &given {
         Some(prefix) => prefix.clone(),
         None => target_dir(&library)?.join("dist").join(&name),
     };
@@ -50,6 +55,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     println!("needs {}", library::oldest_libc(&library)?);
     Ok(())
+}
+
+/// The prefix below `$DESTDIR`, where packagers gather what is installed elsewhere later. No file holds the prefix, so both are the same to Berth.
+fn staged(prefix: &Path, destdir: Option<OsString>) -> Result<PathBuf> {
+    let Some(destdir) = destdir.filter(|dir| !dir.is_empty() && !prefix.as_os_str().is_empty()) else { return Ok(prefix.to_owned()) };
+    let prefix = std::path::absolute(prefix).with_context(|| prefix.display().to_string())?;
+    Ok(Path::new(&destdir).join(prefix.strip_prefix("/")?))
 }
 
 /// The target directory that the library was built into.
@@ -91,6 +103,8 @@ fn entries(library: &Path, work: &Path) -> Result<Vec<Entry>> {
         all.push(file(&format!("share/man/man1/{name}"), page));
     }
     all.sort_by(|a, b| a.path.cmp(&b.path));
+    let list: Vec<String> = all.iter().map(|e| e.path.display().to_string()).chain([LIST.to_owned()]).collect();
+    all.push(file(LIST, (list.join("\n") + "\n").into_bytes()));
     Ok(all)
 }
 
@@ -98,6 +112,8 @@ fn entries(library: &Path, work: &Path) -> Result<Vec<Entry>> {
 fn fill(template: &str, major: &str) -> Result<String> {
     let mut libraries = library::native_static_libs()?;
     libraries.dedup();
+    // Compilers link the unwinder by themselves, as a shared library or, for a program that has none (-static), not. Naming it rules that out.
+    libraries.retain(|l| l != "gcc_s");
     let flags: Vec<String> = libraries.iter().map(|l| format!("-l{l}")).collect();
     let text = template
         .replace("@VERSION@", VERSION)
@@ -107,4 +123,19 @@ fn fill(template: &str, major: &str) -> Result<String> {
     // CMake's own variables are `@` too, in files that it configures; none of these is one.
     ensure!(!text.contains('@'), "a variable of the template has no value:\n{text}");
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_staged_below_destdir_where_that_is_set() {
+        let staged = |prefix: &str, destdir: Option<&str>| staged(Path::new(prefix), destdir.map(OsString::from)).unwrap();
+        assert_eq!(staged("/usr", Some("/tmp/a b")), Path::new("/tmp/a b/usr"));
+        assert_eq!(staged("/usr", Some("")), Path::new("/usr"));
+        assert_eq!(staged("here", None), Path::new("here"));
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(staged("here", Some("/d")), Path::new("/d").join(here.strip_prefix("/").unwrap()).join("here"));
+    }
 }
