@@ -176,30 +176,39 @@ static void no_file_to_be_had(const char *directory, size_t size, const char *re
     berth_arena_close(arena);
 }
 
+/* Calls that were to be refused. */
+static unsigned long misuses;
+
+#define REFUSED(condition)                                                                                                                 \
+    do {                                                                                                                                   \
+        misuses++;                                                                                                                         \
+        CHECK(condition);                                                                                                                  \
+    } while (0)
+
 static void misuse(const char *directory) {
     struct berth_arena *arena = NULL;
-    CHECK(berth_arena_open(directory, NULL, MIB, -1, &arena) == BERTH_STATUS_INVALID_ARGUMENT);
-    CHECK(berth_arena_open(directory, "\xff\xfe", MIB, -1, &arena) == BERTH_STATUS_INVALID_ARGUMENT);
-    CHECK(berth_arena_open(directory, "x", 0, -1, &arena) == BERTH_STATUS_INVALID_ARGUMENT);
-    CHECK(berth_arena_open(directory, "x", MIB, -2, &arena) == BERTH_STATUS_INVALID_ARGUMENT);
-    CHECK(berth_arena_open(directory, "x", MIB, 4000, &arena) == BERTH_STATUS_INVALID_ARGUMENT);
+    REFUSED(berth_arena_open(directory, NULL, MIB, -1, &arena) == BERTH_STATUS_INVALID_ARGUMENT);
+    REFUSED(berth_arena_open(directory, "\xff\xfe", MIB, -1, &arena) == BERTH_STATUS_INVALID_ARGUMENT);
+    REFUSED(berth_arena_open(directory, "x", 0, -1, &arena) == BERTH_STATUS_INVALID_ARGUMENT);
+    REFUSED(berth_arena_open(directory, "x", MIB, -2, &arena) == BERTH_STATUS_INVALID_ARGUMENT);
+    REFUSED(berth_arena_open(directory, "x", MIB, 4000, &arena) == BERTH_STATUS_INVALID_ARGUMENT);
     CHECK(strstr(berth_last_error(), "4000") != NULL);
-    CHECK(berth_arena_open(directory, "x", MIB, -1, NULL) == BERTH_STATUS_INVALID_ARGUMENT);
-    CHECK(berth_arena_open(directory, "x", SIZE_MAX, -1, &arena) == BERTH_STATUS_OUT_OF_MEMORY);
+    REFUSED(berth_arena_open(directory, "x", MIB, -1, NULL) == BERTH_STATUS_INVALID_ARGUMENT);
+    REFUSED(berth_arena_open(directory, "x", SIZE_MAX, -1, &arena) == BERTH_STATUS_OUT_OF_MEMORY);
     char *name = malloc(100001);
     CHECK(name != NULL);
     memset(name, 'x', 100000);
     name[100000] = 0;
-    CHECK(berth_arena_open(directory, name, MIB, -1, &arena) == BERTH_STATUS_INVALID_ARGUMENT && strlen(berth_last_error()) < 500);
+    REFUSED(berth_arena_open(directory, name, MIB, -1, &arena) == BERTH_STATUS_INVALID_ARGUMENT && strlen(berth_last_error()) < 500);
     free(name);
     CHECK(arena == NULL);
-    CHECK(berth_arena_alloc(NULL, MIB, NULL) == NULL);
+    REFUSED(berth_arena_alloc(NULL, MIB, NULL) == NULL);
     berth_arena_close(NULL);
     CHECK(berth_arena_open(directory, "node 0", MIB, 0, &arena) == BERTH_STATUS_OK);
     bool in_file = true;
-    CHECK(berth_arena_alloc(arena, 0, &in_file) == NULL && in_file);
-    CHECK(berth_arena_alloc(arena, SIZE_MAX, &in_file) == NULL && in_file);
-    CHECK(berth_arena_alloc(arena, (size_t)1 << 60, &in_file) == NULL && in_file);
+    REFUSED(berth_arena_alloc(arena, 0, &in_file) == NULL && in_file);
+    REFUSED(berth_arena_alloc(arena, SIZE_MAX, &in_file) == NULL && in_file);
+    REFUSED(berth_arena_alloc(arena, (size_t)1 << 60, &in_file) == NULL && in_file);
     CHECK(berth_arena_alloc(arena, MIB, &in_file) != NULL && in_file);
     berth_arena_close(arena);
     arena = NULL;
@@ -280,6 +289,9 @@ int main(int argc, char **argv) {
         many_threads(argv[1]);
     }
     berth_log_set(NULL, NULL);
+    if (misuses > 0) {
+        printf("misuse: %lu cases\n", misuses);
+    }
     printf("%s: %lu checks\n", failures == 0 ? "ok" : "FAILED", checks);
     return failures != 0;
 }

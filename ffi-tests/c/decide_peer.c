@@ -19,6 +19,14 @@ static void expect(bool holds, const char *what) {
     }
 }
 
+/* What was to be refused, and whether it was. */
+static int misuses;
+
+static void misused(bool refused_so, const char *what) {
+    misuses++;
+    expect(refused_so, what);
+}
+
 /* AUTO: without a GPU, and Berth takes the experts that would go to the CPU. */
 enum { CPU_ONLY, GPU_NONE, GPU_ALL, AUTO };
 
@@ -153,27 +161,27 @@ static void thresholds(void) {
 static void bad_input(void) {
     enum berth_status status;
     decide(EXPERT, BERTH_TENSOR_MISSING, "", circumstances(CPU_ONLY, true), &status);
-    expect(status == BERTH_STATUS_NOT_FOUND && strstr(berth_last_error(), EXPERT), "a required tensor that is missing is named");
+    misused(status == BERTH_STATUS_NOT_FOUND && strstr(berth_last_error(), EXPERT), "a required tensor that is missing is named");
     struct berth_decision untouched = decide(EXPERT, 1u << 31, "", circumstances(CPU_ONLY, true), &status);
-    expect(status == BERTH_STATUS_INVALID_ARGUMENT && strstr(berth_last_error(), "MISSING 16"), "unknown flags are told with all known ones");
+    misused(status == BERTH_STATUS_INVALID_ARGUMENT && strstr(berth_last_error(), "MISSING 16"), "unknown flags are told with all known ones");
     expect(untouched.rule == 0x5A5A5A5A, "outputs are written only on success");
 
     struct berth_load load = circumstances(CPU_ONLY, true);
     struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = EXPERT, .ne = {256, 64, 8, 1}, .ggml_type = 12};
     struct berth_decision decision = {.struct_size = sizeof decision};
-    expect(berth_decide(NULL, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "tensor NULL");
-    expect(berth_decide(&tensor, NULL, NULL, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "load NULL");
-    expect(berth_decide(&tensor, NULL, &load, NULL) == BERTH_STATUS_INVALID_ARGUMENT, "decision NULL");
+    misused(berth_decide(NULL, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "tensor NULL");
+    misused(berth_decide(&tensor, NULL, NULL, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "load NULL");
+    misused(berth_decide(&tensor, NULL, &load, NULL) == BERTH_STATUS_INVALID_ARGUMENT, "decision NULL");
     expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_OK, "rules NULL are no rules");
     tensor.name = NULL;
-    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "name NULL");
+    misused(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "name NULL");
     tensor.name = "\xff\xfe";
-    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "name not UTF-8");
+    misused(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "name not UTF-8");
     tensor.name = EXPERT;
     static const int64_t shapes[][4] = {{-1, 1, 1, 1}, {255, 1, 1, 1}, {INT64_MAX, INT64_MAX, 1, 1}, {256, INT64_MAX, 1, 1}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         memcpy(tensor.ne, shapes[i], sizeof tensor.ne);
-        expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "an impossible shape");
+        misused(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "an impossible shape");
     }
     tensor.ne[0] = 256;
     tensor.ne[1] = 0;
@@ -182,17 +190,17 @@ static void bad_input(void) {
     tensor.ggml_type = 200;
     expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_OK, "a type to come, as a loader takes it");
     tensor.ggml_type = 4;
-    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "a type that was taken out");
+    misused(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "a type that was taken out");
     tensor.ggml_type = 12;
     tensor.struct_size = 0;
-    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "struct_size 0");
+    misused(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "struct_size 0");
     tensor.struct_size = sizeof tensor;
     load.repack = 3;
-    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "an unknown repack");
+    misused(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "an unknown repack");
     load.repack = 0;
     load.n_devices = SIZE_MAX;
     load.devices = &cuda;
-    expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "more devices than memory");
+    misused(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "more devices than memory");
 
     /* A caller with a shorter struct gets what it knows, and nothing beyond. */
     load = circumstances(CPU_ONLY, true);
@@ -215,7 +223,7 @@ static void bad_rules(void) {
     expect(berth_rules_new(NULL, 0, &rules) == BERTH_STATUS_OK, "berth_rules_new");
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct berth_error_info info = {.struct_size = sizeof info};
-        expect(berth_rules_parse(rules, bad[i].text) == BERTH_STATUS_INVALID_ARGUMENT, bad[i].text);
+        misused(berth_rules_parse(rules, bad[i].text) == BERTH_STATUS_INVALID_ARGUMENT, bad[i].text);
         expect(berth_last_error_info(&info) == BERTH_STATUS_OK && info.rule == bad[i].rule && strstr(info.message, bad[i].says), bad[i].text);
         char what[128];
         snprintf(what, sizeof what, "%s: column %zu", bad[i].text, info.column);
@@ -224,14 +232,14 @@ static void bad_rules(void) {
     expect(berth_rules_count(rules) == 0, "a rule that is refused is not appended");
     expect(berth_rules_push(rules, "a,b=c", "ARENA") == BERTH_STATUS_OK && berth_rules_count(rules) == 1, "a pushed rule is not split");
     expect(berth_rules_parse_bench(rules, "a=CPU;b=ARENA,c=CPU", 0) == BERTH_STATUS_OK && berth_rules_count(rules) == 3, "bench: first run");
-    expect(berth_rules_parse_bench(rules, "a=CPU;b=ARENA,c=CPU", 2) == BERTH_STATUS_INVALID_ARGUMENT, "bench: there is no third run");
+    misused(berth_rules_parse_bench(rules, "a=CPU;b=ARENA,c=CPU", 2) == BERTH_STATUS_INVALID_ARGUMENT, "bench: there is no third run");
     struct berth_rule rule = {.struct_size = sizeof rule};
     expect(berth_rules_get(rules, 0, &rule) == BERTH_STATUS_OK && strcmp(rule.pattern, "a,b=c") == 0 && strcmp(rule.target, "ARENA") == 0, "get");
-    expect(berth_rules_get(rules, 3, &rule) == BERTH_STATUS_INVALID_ARGUMENT, "get beyond the end");
+    misused(berth_rules_get(rules, 3, &rule) == BERTH_STATUS_INVALID_ARGUMENT, "get beyond the end");
     berth_rules_free(rules);
     berth_rules_free(NULL);
     expect(berth_rules_count(NULL) == 0, "count of NULL");
-    expect(berth_rules_parse(NULL, "a=CPU") == BERTH_STATUS_INVALID_ARGUMENT, "parse into NULL");
+    misused(berth_rules_parse(NULL, "a=CPU") == BERTH_STATUS_INVALID_ARGUMENT, "parse into NULL");
 }
 
 /*
@@ -403,8 +411,8 @@ static void matches(void) {
     struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = EXPERT, .ne = {256, 64, 8, 1}, .ggml_type = 12};
     struct berth_decision decision = {.struct_size = 3};
     expect(berth_rules_new(NULL, 0, &rules) == BERTH_STATUS_OK && berth_rules_parse(rules, "exps=ARENA") == BERTH_STATUS_OK, "one rule");
-    expect(berth_decide(&tensor, rules, &load, NULL) == BERTH_STATUS_INVALID_ARGUMENT, "no place for the decision");
-    expect(berth_decide(&tensor, rules, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "a bad place for the decision");
+    misused(berth_decide(&tensor, rules, &load, NULL) == BERTH_STATUS_INVALID_ARGUMENT, "no place for the decision");
+    misused(berth_decide(&tensor, rules, &load, &decision) == BERTH_STATUS_INVALID_ARGUMENT, "a bad place for the decision");
     expect(berth_rules_get(rules, 0, &rule) == BERTH_STATUS_OK && rule.matches == 0, "no match is counted");
     decision.struct_size = sizeof decision;
     expect(berth_decide(&tensor, rules, &load, &decision) == BERTH_STATUS_OK, "a decision");
@@ -434,7 +442,7 @@ static void bad_devices(void) {
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         devices[1].name = names[i].name;
-        expect(refused(&load, names[i].says), names[i].says);
+        misused(refused(&load, names[i].says), names[i].says);
     }
     devices[1].name = "CUDA1";
     static const struct {
@@ -442,7 +450,7 @@ static void bad_devices(void) {
     } hosts[] = {{"", "host type of a device is empty"}, {"a=b", "'='"}, {"a=b,\x1b", "control"}, {"ARENA", "page-locked"}};
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
         devices[1].host_type = hosts[i].host_type;
-        expect(refused(&load, hosts[i].says), hosts[i].says);
+        misused(refused(&load, hosts[i].says), hosts[i].says);
     }
     devices[1].host_type = "CUDA_Host";
     struct berth_tensor_desc tensor = {.struct_size = sizeof tensor, .name = EXPERT, .ne = {256, 64, 8, 1}, .ggml_type = 12};
@@ -451,9 +459,9 @@ static void bad_devices(void) {
 
     /* berth_load_init leaves 0 layers; which of them are on a device is then not known. */
     load.layers = 0;
-    expect(refused(&load, "set layers"), "devices, and no layers");
+    misused(refused(&load, "set layers"), "devices, and no layers");
     load.gpu_layers = 1;
-    expect(refused(&load, "set layers"), "one layer on devices, and no layers");
+    misused(refused(&load, "set layers"), "one layer on devices, and no layers");
     load.gpu_layers = 0;
     expect(berth_decide(&tensor, NULL, &load, &decision) == BERTH_STATUS_OK && strcmp(decision.target, "CPU") == 0, "no layer on devices");
     load = circumstances(CPU_ONLY, true);
@@ -469,6 +477,6 @@ int main(void) {
     thresholds();
     bad_input();
     bad_rules();
-    printf("%d checks, %d failed\n", checks, faults);
+    printf("misuse: %d cases\n%d checks, %d failed\n", misuses, checks, faults);
     return faults != 0;
 }

@@ -1,12 +1,14 @@
 /*
  * Berth's life in a process: loaded many times, unloaded, loaded again, outlived by buffers, used by many threads at once.
  *
- *     lifecycle_peer LIBBERTH SEED reload|outlive|exit|quick|fork|threads
+ *     lifecycle_peer LIBBERTH SEED reload|outlive|exit|quick|fork|threads [CYCLES]
  *
+ * CYCLES is how often it is unloaded and loaded again by `reload`, 10 if it is not given; with 20 or more, the process must not grow either.
  * Linked with the real libggml and libggml-base; loads Berth as GGML_BACKEND_PATH does, with ggml_backend_load.
  */
 #include "peer.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -80,13 +82,47 @@ static void unload(ggml_backend_reg_t reg) {
     }
 }
 
-static void test_reload(void) {
+/* What a process holds that must not grow: KiB of memory, open files, threads, mappings. */
+struct held {
+    unsigned long resident, files, threads, mappings;
+};
+
+static struct held held(void) {
+    struct held h = {0};
+    /* No buffer of the C library's that is sometimes there: what is measured must not change it. */
+    static char line[4096];
+    FILE *status = fopen("/proc/self/status", "r");
+    while (status != NULL && fgets(line, sizeof line, status) != NULL) {
+        sscanf(line, "VmRSS: %lu", &h.resident);
+        sscanf(line, "Threads: %lu", &h.threads);
+    }
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
+        h.mappings++;
+    }
+    DIR *files = opendir("/proc/self/fd");
+    while (files != NULL && readdir(files) != NULL) {
+        h.files++;
+    }
+    REQUIRE(status != NULL && maps != NULL && files != NULL && h.resident > 0, "no /proc");
+    fclose(status);
+    fclose(maps);
+    closedir(files);
+    h.files -= 5; /* ".", "..", and the three that were open for this */
+    return h;
+}
+
+static void test_reload(int cycles) {
     ggml_backend_reg_t reg = load();
+    struct held half = {0};
     for (int i = 0; i < 10; i++) {
         CHECK(load() == reg, "another registry at load %d", i);
         CHECK(count_devices(reg) == N_TYPES, "%zu devices after load %d", count_devices(reg), i);
     }
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < cycles; i++) {
+        if (i == cycles / 2) {
+            half = held();
+        }
         unload(reg);
         CHECK(count_devices(reg) == 0 && ggml_backend_dev_by_name("ARENA") == NULL, "still there after unload %d", i);
         CHECK(load() == reg, "another registry after unload %d", i);
@@ -96,6 +132,14 @@ static void test_reload(void) {
             CHECK(holds(&b), "bytes in cycle %d", i);
             free_block(&b);
         }
+    }
+    struct held end = held();
+    printf("%d cycles: RSS %lu to %lu KiB in the second half, %lu to %lu open files, %lu to %lu threads, %lu to %lu mappings\n", cycles, half.resident,
+           end.resident, half.files, end.files, half.threads, end.threads, half.mappings, end.mappings);
+    CHECK(end.files == half.files && end.threads == half.threads, "open files or threads are left");
+    if (cycles >= 20) {
+        CHECK(end.resident * 100 <= half.resident * 102, "memory grew");
+        CHECK(end.mappings <= half.mappings, "mappings are left");
     }
 }
 
@@ -218,13 +262,15 @@ static void test_threads(void) {
 }
 
 int main(int argc, char **argv) {
-    REQUIRE(argc == 4, "usage: lifecycle_peer LIBBERTH SEED TEST");
+    REQUIRE(argc == 4 || argc == 5, "usage: lifecycle_peer LIBBERTH SEED TEST [CYCLES]");
     library = argv[1];
     random_state = strtoull(argv[2], NULL, 10);
     ggml_log_set(on_log, NULL);
     const char *test = argv[3];
     if (strcmp(test, "reload") == 0) {
-        test_reload();
+        int cycles = argc == 5 ? atoi(argv[4]) : 10;
+        REQUIRE(cycles >= 2, "%d cycles", cycles);
+        test_reload(cycles);
     } else if (strcmp(test, "outlive") == 0) {
         test_outlive();
     } else if (strcmp(test, "exit") == 0) {

@@ -660,5 +660,6 @@ int main(int argc, char **argv) {
     berth_pool_free(pool);
     berth_pool_free(NULL);
     printf("%s: %s, largest mean square error of a group %.2f times that of independent roundings\n", isa, failures == 0 ? "ok" : "FAILED", worst);
+    printf("misuse: %zu cases\n", misuses);
     return failures != 0;
 }

@@ -35,7 +35,11 @@ static int untouched(const float *y, size_t n) {
     return 1;
 }
 
+/* Calls that were to be refused. */
+static size_t misuses;
+
 static void refused(const char *what, enum berth_status status, enum berth_status want, const float *y, size_t n) {
+    misuses++;
     if (status != want) {
         fail(what, berth_status_text((int)status));
     } else if (berth_last_error()[0] == 0 || strchr(berth_last_error(), '\n') != NULL) {

@@ -5,6 +5,7 @@
 //! - [`run`]: one command, or a `llama-server`, with `BERTH_*`, `GGML_*` and `LLAMA_*` cleared from its environment.
 //! - [`moe_stock`]: the experts of a layer by stock ggml and by Berth, on the same numbers.
 //! - [`browser`]: a page in headless Chromium: what it logs, asks for, measures, and looks like.
+//! - [`figures`]: what a test has found, said so that it can be collected.
 //! - [`report`]: the JSON that Berth writes to `BERTH_REPORT`.
 //! - [`skip`]: the only way for a test to be left out; in CI it is a failure.
 //!
@@ -15,6 +16,7 @@
 pub mod browser;
 pub mod cache;
 pub mod fetch;
+pub mod figures;
 pub mod gguf;
 pub mod hosts;
 pub mod models;

@@ -13,7 +13,7 @@ use std::process::Command;
 
 use berth::moe::isa::Tier;
 use ffi_tests::hosts::Host;
-use ffi_tests::{berth_lib, hosts, skip};
+use ffi_tests::{berth_lib, figures, hosts, skip};
 use peer::Compile;
 use scratch::Scratch;
 
@@ -26,12 +26,12 @@ fn host() -> Host {
     hosts::get("sdist-dl").unwrap_or_else(|e| panic!("{e:#}"))
 }
 
-fn check(mut command: Command, cpu: &Path, most_threads: &str, tier: Tier) {
+fn check(mut command: Command, cpu: &Path, most_threads: &str, tier: Tier) -> usize {
     command.arg(cpu).arg(berth_lib().unwrap()).arg(most_threads).env("BERTH_ISA", tier.name());
     let said = peer::succeeds(command).stdout;
     let last = said.lines().last().unwrap_or_default();
     let checks = last.strip_prefix("ok, ").and_then(|l| l.strip_suffix(" checks")).and_then(|n| n.parse::<usize>().ok());
-    assert!(checks.is_some_and(|n| n > 200), "{said}");
+    checks.filter(|n| *n > 200).unwrap_or_else(|| panic!("{said}"))
 }
 
 #[test]
@@ -53,6 +53,7 @@ fn nothing_is_read_or_written_beyond_its_memory() {
     let scratch = Scratch::new();
     // Under valgrind this CPU backend, made for the very processor, refuses to load; so the threads are those of Berth's pool.
     if let Some(command) = peer::valgrind(&build(&host(), &scratch)) {
-        check(command, Path::new("-"), "3", Tier::Avx2);
+        let checks = check(command, Path::new("-"), "3", Tier::Avx2);
+        figures::tell("graphs in c/device_peer.c, avx2 kernels, under valgrind", &format!("{checks} checks"));
     }
 }

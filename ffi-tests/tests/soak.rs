@@ -10,10 +10,9 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use ffi_tests::cache::say;
 use ffi_tests::report::Report;
 use ffi_tests::run::{Options, Server};
-use ffi_tests::{berth_lib, hosts, models, skip};
+use ffi_tests::{berth_lib, figures, hosts, models, skip};
 use scratch::Scratch;
 use serde_json::json;
 
@@ -117,7 +116,14 @@ fn a_server_that_many_clients_ask_and_some_leave_answers_the_same_and_does_not_g
     let before = held(&server);
     gone += storm(&server, REQUESTS);
     let after = held(&server);
-    say(&format!("{REQUESTS} requests of {CLIENTS} clients, {gone} gone in the middle: {before:?}, {after:?}"));
+    let grown = (after.anonymous as f64 / before.anonymous as f64 - 1.0) * 100.0;
+    figures::tell(
+        &format!("{REQUESTS} requests of {CLIENTS} clients after {} more, {gone} clients gone in the middle", REQUESTS / 4),
+        &format!(
+            "all answers right; RssAnon {} to {} KiB ({grown:+.2} %), {} to {} threads, {} to {} open files",
+            before.anonymous, after.anonymous, before.threads, after.threads, before.files, after.files
+        ),
+    );
     assert!(gone > 1, "no client was gone");
     assert!(after.anonymous * 100 <= before.anonymous * 102, "anonymous memory grew: {before:?}, {after:?}");
     // The server's own threads for connections come and go.

@@ -18,6 +18,7 @@ mod picture;
 mod plot;
 mod profile;
 mod reference;
+mod robust;
 mod setup;
 mod shell;
 mod speed;
@@ -63,6 +64,8 @@ enum Command {
     Picture,
     /// Sample where stock llama-bench spends its time with and without Berth, and write docs/profile.md.
     Profile(profile::Args),
+    /// Fuzzing, sanitizers, load cycles, clients that leave, misuse: the long checks; writes docs/robustness.md.
+    Robust(robust::Args),
     /// Say which programs and libraries the tests need and the system lacks, or install them.
     Setup(setup::Args),
     /// Measure stock llama-bench with and without Berth, and write docs/speed.md.
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Newcomer(args) => newcomer::run(&args),
         Command::Picture => picture::run(),
         Command::Profile(args) => profile::run(&args),
+        Command::Robust(args) => robust::run(&args),
         Command::Setup(args) => setup::run(&args),
         Command::Speed(args) => speed::run(&args),
         Command::Test(args) => test::run(&args),
