@@ -4,6 +4,7 @@
 //! This file says what belongs to it; how a file gets to its place is `install.rs`.
 
 mod archive;
+mod build;
 mod install;
 mod library;
 mod licences;
@@ -38,13 +39,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(prefix) = &given {
         install::check_prefix(prefix)?;
     }
-    let library = shell::berth()?;
+    let target = ffi_tests::target_dir().context("this program lies in no target directory")?;
+    let library = build::shipped(&target)?;
     let work = tempfile::tempdir()?;
     let entries = entries(&library, work.path())?;
     let name = format!("berth-{VERSION}-{}-linux-gnu", std::env::consts::ARCH);
     let prefix = match &given {
         Some(prefix) => prefix.clone(),
-        None => target_dir(&library)?.join("dist").join(&name),
+        None => target.join("dist").join(&name),
     };
     let prefix = install::install(&prefix, &entries)?;
     println!("installed {} files below {}", entries.len(), prefix.display());
@@ -62,12 +64,6 @@ fn staged(prefix: &Path, destdir: Option<OsString>) -> Result<PathBuf> {
     let Some(destdir) = destdir.filter(|dir| !dir.is_empty() && !prefix.as_os_str().is_empty()) else { return Ok(prefix.to_owned()) };
     let prefix = std::path::absolute(prefix).with_context(|| prefix.display().to_string())?;
     Ok(Path::new(&destdir).join(prefix.strip_prefix("/")?))
-}
-
-/// The target directory that the library was built into.
-fn target_dir(library: &Path) -> Result<PathBuf> {
-    let found = library.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
-    found.map(PathBuf::from).with_context(|| format!("{} is in no target directory: name a --prefix", library.display()))
 }
 
 /// Everything that is installed, in the order of its path.

@@ -153,12 +153,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The commit that is looked at.
+/// The commit that is looked at, and whether something else is: the page itself does not count.
 fn version() -> String {
-    let mut git = Command::new("git");
-    git.args(["describe", "--always", "--dirty", "--exclude", "*"]).current_dir(shell::root());
-    let said = git.output().ok().filter(|o| o.status.success()).map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned());
-    said.unwrap_or_else(|| "unknown".into())
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).current_dir(shell::root()).output().ok().filter(|o| o.status.success())?;
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(commit) = git(&["rev-parse", "--short", "HEAD"]) else { return "unknown".into() };
+    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ".", &format!(":!{DOCS}")]).is_none_or(|s| !s.is_empty());
+    if changed { commit + ", changed" } else { commit }
 }
 
 /// Writes the page with these lines in the place of those it had of the same parts.
