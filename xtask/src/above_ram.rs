@@ -417,7 +417,8 @@ mod tests {
             unbound: false,
             dry: true,
         };
-        let seen = |cold: f64, steady: f64| Seen { cold: vec![cold], steady: vec![steady], disk: vec![1.1e9], tokens: 30, ..Seen::default() };
+        let seen =
+            |cold: f64, steady: f64| Seen { cold: vec![cold], steady: vec![steady], disk: vec![1.1e9], tokens: 30, ..Seen::default() };
         let ahead = ReadAhead { expert_hits: 300, expert_misses: 100, missed_bytes: 3_000_000_000, ..ReadAhead::default() };
         let berth = Seen { ahead, read: 3_300_000_000, cold_read: vec![120e6], steady_read: vec![100e6], ..seen(5.0, 10.0) };
         let rows = [(128, Way::Stock, seen(4.0, 8.0)), (8192, Way::Stock, seen(1.0, 2.0)), (8192, Way::Auto, berth)];
@@ -425,6 +426,9 @@ mod tests {
         assert!(text.contains("read 1.10 (1.10 to 1.10) GB/s"), "{text}");
         // 100 MB a token at 1.1 GB/s are 11 tokens; three runs took 0.2 + 0.1 + 0.1 s per token.
         assert!(text.contains("| 120 / 100 | 25 % | 100.0 | 1.10 | 11.0 | 68 % | 1.25 | 5.00 |"), "{text}");
-        assert!(text.contains("| 8192 KiB | stock | 1.10 | 1.0 (1.0 to 1.0) | 2.0 (2.0 to 2.0) | 0 / 0 | | | | | | 0.25 | 1.00 |"), "{text}");
+        assert!(
+            text.contains("| 8192 KiB | stock | 1.10 | 1.0 (1.0 to 1.0) | 2.0 (2.0 to 2.0) | 0 / 0 | | | | | | 0.25 | 1.00 |"),
+            "{text}"
+        );
     }
 }
