@@ -188,7 +188,12 @@ mod tests {
 
     #[test]
     fn a_model_is_warmed_by_itself_only_if_it_has_experts_and_does_not_fit() {
-        let plan = |bytes: u64, experts: u64, read: u64| Plan { bytes, experts, read: vec![4096..4096 + read], rows: Vec::new() };
+        let plan = |bytes: u64, experts: u64, read: u64| Plan {
+            bytes,
+            experts,
+            read: std::iter::once(4096..4096 + read).collect(),
+            rows: Vec::new(),
+        };
         let worth = |plans: &[Plan], room| is_worth_it(plans.iter(), room);
         assert!(worth(&[plan(1000, 800, 200)], 999));
         assert!(!worth(&[plan(1000, 800, 200)], 1000), "it fits");
