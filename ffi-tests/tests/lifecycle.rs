@@ -1,5 +1,5 @@
 //! Berth's life in a process: loaded ten times, unloaded and loaded again, outlived by its buffers, used by many threads, beside a second ggml.
-//! `BERTH_TEST_CYCLES` says how often it is unloaded and loaded again in one process (10), which must not grow by it from 20 on.
+//! `BERTH_TEST_CYCLES` says how often it is unloaded and loaded again in one process (200), which must not grow by it from 100 on.
 //!
 //! `c/lifecycle_peer.c` does it in C, plainly and under valgrind; `lifecycle.py` in Python, where every library is `RTLD_LOCAL`.
 
@@ -28,7 +28,7 @@ fn ten_loads_and_ten_unloads_give_the_same_registry() {
 
 #[test]
 fn many_loads_and_unloads_leave_no_memory_file_thread_or_mapping() {
-    let cycles = std::env::var("BERTH_TEST_CYCLES").map_or(20, |n| n.parse::<u32>().expect("BERTH_TEST_CYCLES is a number"));
+    let cycles = std::env::var("BERTH_TEST_CYCLES").map_or(200, |n| n.parse::<u32>().expect("BERTH_TEST_CYCLES is a number"));
     for id in HOSTS {
         let Some(host) = hosts::require(id) else { continue };
         let scratch = Scratch::new();
