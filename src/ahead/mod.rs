@@ -103,6 +103,13 @@ impl Reader {
         true
     }
 
+    fn ask_timed(&self, span: Span) -> bool {
+        let start = Instant::now();
+        let missing = self.ask_for(span);
+        self.asking.fetch_add(Self::since(start), Ordering::Relaxed);
+        missing
+    }
+
     fn hide(&self, why: &str) {
         self.hidden.store(true, Ordering::Relaxed);
         fall_back(Fallback::PagesHidden, &format!("{why}: all experts of a token are asked for, also those that are in memory"));
@@ -139,21 +146,13 @@ impl Ahead for Reader {
     }
 
     fn ask(&self, weights: Span) -> bool {
-        let start = Instant::now();
         Counts::add(&self.counts.looked_bytes, weights.len() as u64);
-        let missing = self.ask_for(weights);
-        self.asking.fetch_add(Self::since(start), Ordering::Relaxed);
-        missing
+        self.ask_timed(weights)
     }
 
     fn ask_again(&self, weights: Span) -> bool {
-        if self.hidden.load(Ordering::Relaxed) {
-            return false;
-        }
-        let start = Instant::now();
-        let missing = self.ask_for(weights);
-        self.asking.fetch_add(Self::since(start), Ordering::Relaxed);
-        missing
+        // Where the kernel does not tell, all has been asked for.
+        !self.hidden.load(Ordering::Relaxed) && self.ask_timed(weights)
     }
 
     fn seen(&self, hits: usize, misses: usize) {
