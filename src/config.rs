@@ -23,12 +23,13 @@ const OFFLOAD_MIN_BATCH: u32 = 32;
 const PIN_SHARE: u8 = 80;
 
 /// Every variable that Berth reads. All but `BERTH_ISA` are settings below.
-pub const VARIABLES: [&str; 19] = [
+pub const VARIABLES: [&str; 20] = [
     "BERTH_ARENA_DIR",
     "BERTH_ARENA_LIMIT",
     "BERTH_ARENA_PERSIST",
     "BERTH_AUTO",
     "BERTH_CUDA_DEVICE",
+    "BERTH_DIRECT",
     "BERTH_FILL",
     "BERTH_FUSE",
     "BERTH_ISA",
@@ -160,6 +161,8 @@ pub struct Config {
     pub read_ahead: ReadAhead,
     /// `BERTH_WARM`: whether weights that are no experts are read when a model has been loaded. Default: `auto`.
     pub warm: Warm,
+    /// `BERTH_DIRECT`: whether missing experts of a model larger than memory are read past the page cache. Default: `auto`, which is yes.
+    pub direct: bool,
     /// `BERTH_REPORT`: file that always holds the current report. Default: none.
     pub report: Option<PathBuf>,
 }
@@ -187,6 +190,7 @@ impl Default for Config {
             lock: false,
             read_ahead: ReadAhead::Auto,
             warm: Warm::Auto,
+            direct: true,
             report: None,
         }
     }
@@ -234,6 +238,7 @@ impl Config {
             lock: get("BERTH_LOCK").map_or(Ok(false), |v| parse_switch("BERTH_LOCK", &v))?,
             read_ahead: get("BERTH_READAHEAD").map_or(Ok(ReadAhead::Auto), |v| parse_read_ahead(&v))?,
             warm: get("BERTH_WARM").map_or(Ok(Warm::Auto), |v| parse_warm(&v))?,
+            direct: get("BERTH_DIRECT").map_or(Ok(true), |v| parse_direct(&v))?,
             report: get("BERTH_REPORT").map(|v| absolute("BERTH_REPORT", v)).transpose()?,
         };
         Ok(config)
@@ -371,6 +376,14 @@ fn parse_warm(value: &OsStr) -> Result<Warm> {
         Some("off") => Ok(Warm::Off),
         Some("dense") => Ok(Warm::Dense),
         _ => Err(bad("BERTH_WARM", value, "auto, off or dense")),
+    }
+}
+
+fn parse_direct(value: &OsStr) -> Result<bool> {
+    match value.to_str() {
+        Some("auto") => Ok(true),
+        Some("off") => Ok(false),
+        _ => Err(bad("BERTH_DIRECT", value, "auto or off")),
     }
 }
 
@@ -585,6 +598,9 @@ mod tests {
         }
         for (value, want) in [("auto", Warm::Auto), ("off", Warm::Off), ("dense", Warm::Dense)] {
             assert_eq!(from(&[("BERTH_WARM", value)]).unwrap().warm, want);
+        }
+        for (value, want) in [("auto", true), ("off", false)] {
+            assert_eq!(from(&[("BERTH_DIRECT", value)]).unwrap().direct, want);
         }
         for (value, want) in levels {
             assert_eq!(from(&[("BERTH_LOG", value)]).unwrap().log, want);

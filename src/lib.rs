@@ -10,7 +10,7 @@
 compile_error!("Berth needs 64-bit Linux");
 
 pub mod abi;
-#[forbid(unsafe_code)]
+#[deny(unsafe_code)]
 pub mod ahead;
 pub mod backend;
 pub mod buffers;

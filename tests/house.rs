@@ -33,6 +33,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 /// Where `unsafe` may stand.
 const MAY_BE_UNSAFE: &[&str] = &[
     "abi/",
+    "ahead/mod.rs",
     "memory/",
     "buffers/fill.rs",
     "buffers/lasting.rs",
@@ -42,8 +43,10 @@ const MAY_BE_UNSAFE: &[&str] = &[
     "loader/place.rs",
     "capi/",
     "moe/acts.rs",
+    "moe/ahead.rs",
     "moe/args.rs",
     "moe/blocks.rs",
+    "moe/copies.rs",
     "moe/crew.rs",
     "moe/kernels/",
     "moe/pool.rs",

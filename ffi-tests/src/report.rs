@@ -80,6 +80,8 @@ pub struct ReadAhead {
     pub missed_bytes: u64,
     /// Bytes that were asked for.
     pub asked_bytes: u64,
+    /// Bytes of them that were read past the page cache.
+    pub direct_bytes: u64,
     /// Milliseconds of asking.
     pub ask_ms: u64,
     /// Milliseconds of waiting.

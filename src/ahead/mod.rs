@@ -1,7 +1,7 @@
 //! Reading ahead what is not in memory: routed experts when their ids are known, and other weights when a model has been loaded.
 //!
 //! Owns: when it is worth a look, what is done where the kernel does not help, and the counts. The requests themselves are in
-//! `memory::residency`, their order is in `moe::ahead`. Must not know: ggml.
+//! `memory::residency` and `memory::direct`, their order is in `moe::ahead`. Must not know: ggml.
 //!
 //! There are no threads of its own: whoever computes asks, all at once, since nobody has anything else to do before the experts are there.
 //! Nothing spins, nothing has to be ended, and a fork leaves nothing behind.
@@ -12,13 +12,17 @@
 
 pub mod warm;
 
+use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::{self, ReadAhead};
 use crate::error::{Error, Result, Status};
+use crate::memory::direct::{Direct, Not};
 use crate::memory::residency::{Calls, Usage, Wait};
-use crate::moe::{Ahead, Span};
+use crate::memory::system;
+use crate::moe::{Ahead, Asked, Span};
 use crate::report::ahead::{COUNTS, Counts, Fallback, fall_back};
 
 /// Calls without a miss after which nobody looks any more.
@@ -27,11 +31,21 @@ const CALM: u32 = 64;
 /// Calls in a row in which pages had to be faulted in although the kernel said that all were there, after which it is not believed.
 const DOUBT: u32 = 8;
 
+/// What the user wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mode {
+    read_ahead: ReadAhead,
+    direct: bool,
+}
+
 /// Reads ahead, for any number of callers.
 pub struct Reader {
     calls: Calls,
-    mode: fn() -> ReadAhead,
+    mode: fn() -> Mode,
+    direct: Direct,
     counts: &'static Counts,
+    /// Number of this call.
+    call: AtomicU64,
     /// Calls left in which somebody looks.
     looks_left: AtomicU32,
     /// Major page faults at the end of the last call, and at the begin of the first.
@@ -53,14 +67,23 @@ pub struct Reader {
 }
 
 /// The one of this process.
-pub static READER: Reader = Reader::new(Calls::KERNEL, || config::get().map_or(ReadAhead::Off, |c| c.read_ahead), &COUNTS);
+pub static READER: Reader = Reader::new(Calls::KERNEL, configured, Direct::new(|mapped| mapped > system::room()), &COUNTS);
+
+fn configured() -> Mode {
+    config::get().map_or(Mode { read_ahead: ReadAhead::Off, direct: false }, |c| Mode { read_ahead: c.read_ahead, direct: c.direct })
+}
+
+/// A share of a range's bytes that is missing, in eighths, from which on all of it is read past the page cache: what is there is read once more then.
+const MOSTLY: usize = 7;
 
 impl Reader {
-    const fn new(calls: Calls, mode: fn() -> ReadAhead, counts: &'static Counts) -> Reader {
+    const fn new(calls: Calls, mode: fn() -> Mode, direct: Direct, counts: &'static Counts) -> Reader {
         Reader {
             calls,
             mode,
+            direct,
             counts,
+            call: AtomicU64::new(0),
             looks_left: AtomicU32::new(CALM),
             faults: AtomicU64::new(0),
             first: AtomicU64::new(0),
@@ -75,17 +98,22 @@ impl Reader {
         }
     }
 
+    fn range(span: Span) -> Range<usize> {
+        span.start()..span.start() + span.len()
+    }
+
     fn usage(&self) -> Usage {
         (self.calls.usage)()
     }
 
-    /// Asks for what is missing of a range, and says whether something was. Where the kernel does not tell, for all of it.
-    fn ask_for(&self, span: Span) -> bool {
-        let range = span.start()..span.start() + span.len();
+    /// Asks for what is missing of a range, and says whether something was. Where the kernel does not tell, for all of it. With `expert` the bytes
+    /// may come to another place.
+    fn ask_for(&self, span: Span, expert: Option<usize>) -> Asked {
+        let range = Self::range(span);
         let hidden = self.hidden.load(Ordering::Relaxed);
         let found = if hidden { Ok(Some((range.clone(), 0))) } else { self.calls.missing(range.clone()) };
         let (asked, missing) = match found {
-            Ok(None) => return false,
+            Ok(None) => return Asked::There,
             Ok(Some(found)) => found,
             Err(error) => {
                 self.hide(&format!("the kernel does not tell what is in memory (error {error})"));
@@ -93,21 +121,58 @@ impl Reader {
             }
         };
         Counts::add(&self.counts.missed_bytes, missing as u64);
-        Counts::add(&self.counts.asked_bytes, asked.len() as u64);
         self.missed.fetch_add(missing as u64, Ordering::Relaxed);
+        let mostly = missing > 0 && missing >= span.len() / 8 * MOSTLY;
+        if let Some(expert) = expert.filter(|_| mostly)
+            && let Some(copy) = self.read_directly(span, expert)
+        {
+            return Asked::Copy(copy);
+        }
+        Counts::add(&self.counts.asked_bytes, asked.len() as u64);
         if let Err(error) = self.calls.ask(asked) {
             let message =
                 format!("the kernel takes no requests for these pages (error {error}); page faults read them one after the other");
             fall_back(Fallback::CannotAsk, &message);
         }
-        true
+        Asked::Coming
     }
 
-    fn ask_timed(&self, span: Span) -> bool {
+    fn ask_timed(&self, span: Span, expert: Option<usize>) -> Asked {
         let start = Instant::now();
-        let missing = self.ask_for(span);
+        let asked = self.ask_for(span, expert);
         self.asking.fetch_add(Self::since(start), Ordering::Relaxed);
-        missing
+        asked
+    }
+
+    /// Has missing bytes read past the page cache, where that is better.
+    fn read_directly(&self, span: Span, expert: usize) -> Option<NonNull<u8>> {
+        if !(self.mode)().direct {
+            return None;
+        }
+        // All of an expert comes in one way, and the next time perhaps in another.
+        let number = self.call.load(Ordering::Relaxed).wrapping_mul(0x1_0000_0001).wrapping_add(expert as u64);
+        match self.direct.bring(Self::range(span), number) {
+            Ok(copy) => {
+                Counts::add(&self.counts.asked_bytes, span.len() as u64);
+                Counts::add(&self.counts.direct_bytes, span.len() as u64);
+                Some(copy)
+            }
+            Err(not) => {
+                Self::tell(not);
+                None
+            }
+        }
+    }
+
+    fn tell(not: Not) {
+        if let Not::Broken(why) = not {
+            fall_back(Fallback::NotDirect, &format!("{why}: missing experts are read through the page cache"));
+        }
+    }
+
+    /// Gives back what is held for missing experts, if nobody computes.
+    pub fn rest(&self) {
+        self.direct.give_back();
     }
 
     fn hide(&self, why: &str) {
@@ -120,9 +185,12 @@ impl Reader {
     }
 }
 
-impl Ahead for Reader {
+#[expect(unsafe_code, reason = "the promise about copies, which is `Direct`'s")]
+// SAFETY: `Direct` keeps the memory of copies until every call that was begun has ended, lends no part of it twice before, and after a wait that
+// succeeded nobody writes to it.
+unsafe impl Ahead for Reader {
     fn begin(&self) -> bool {
-        let mode = (self.mode)();
+        let mode = (self.mode)().read_ahead;
         if mode == ReadAhead::Off {
             return false;
         }
@@ -142,17 +210,24 @@ impl Ahead for Reader {
         self.read.store(usage.read, Ordering::Relaxed);
         self.missed.store(0, Ordering::Relaxed);
         Counts::add(&self.counts.looks, 1);
+        self.call.fetch_add(1, Ordering::Relaxed);
+        self.direct.begin();
         true
     }
 
     fn ask(&self, weights: Span) -> bool {
         Counts::add(&self.counts.looked_bytes, weights.len() as u64);
-        self.ask_timed(weights)
+        self.ask_timed(weights, None) != Asked::There
+    }
+
+    fn bring(&self, weights: Span, expert: usize) -> Asked {
+        Counts::add(&self.counts.looked_bytes, weights.len() as u64);
+        self.ask_timed(weights, Some(expert))
     }
 
     fn ask_again(&self, weights: Span) -> bool {
         // Where the kernel does not tell, all has been asked for.
-        !self.hidden.load(Ordering::Relaxed) && self.ask_timed(weights)
+        !self.hidden.load(Ordering::Relaxed) && self.ask_timed(weights, None) != Asked::There
     }
 
     fn seen(&self, hits: usize, misses: usize) {
@@ -167,7 +242,7 @@ impl Ahead for Reader {
             return Ok(());
         }
         let start = Instant::now();
-        let range = weights.start()..weights.start() + weights.len();
+        let range = Self::range(weights);
         // Under pressure the kernel gives up in the middle of a request, or takes a page back before it was used. Waiting would have such a page
         // read like a page fault, with up to 16 MiB around it. What is on its way already is not read twice.
         if let Ok(Some((missing, _))) = self.calls.missing(range.clone()) {
@@ -190,7 +265,15 @@ impl Ahead for Reader {
         }
     }
 
+    fn wait_for_copy(&self, copy: Span) -> Result<()> {
+        let start = Instant::now();
+        let waited = self.direct.wait(Self::range(copy));
+        self.waiting.fetch_add(Self::since(start), Ordering::Relaxed);
+        waited.map(|not| not.into_iter().for_each(Self::tell))
+    }
+
     fn end(&self, threads: usize) {
+        self.direct.end();
         let usage = self.usage();
         let before = self.faults.swap(usage.major, Ordering::Relaxed);
         let missed = self.missed.load(Ordering::Relaxed) > 0;
@@ -199,8 +282,11 @@ impl Ahead for Reader {
         if missed || (hidden && usage.read != self.read.load(Ordering::Relaxed)) {
             self.looks_left.store(CALM, Ordering::Relaxed);
         } else {
-            let left = self.looks_left.load(Ordering::Relaxed);
-            self.looks_left.store(left.saturating_sub(1), Ordering::Relaxed);
+            let left = self.looks_left.load(Ordering::Relaxed).saturating_sub(1);
+            self.looks_left.store(left, Ordering::Relaxed);
+            if left == 0 {
+                self.direct.give_back();
+            }
         }
         if !missed && !hidden && usage.major != before {
             if self.doubts.fetch_add(1, Ordering::Relaxed) + 1 == DOUBT {
@@ -267,14 +353,18 @@ mod tests {
         crate::memory::residency::WAIT
     }
 
+    fn only(read_ahead: ReadAhead) -> Mode {
+        Mode { read_ahead, direct: true }
+    }
+
     fn set(change: impl FnOnce(&mut Kernel)) {
         change(&mut kernel());
     }
 
-    fn reader(mode: fn() -> ReadAhead) -> (Reader, &'static Counts) {
+    fn reader(mode: fn() -> Mode) -> (Reader, &'static Counts) {
         set(|k| *k = Kernel { there: true, goes_after: usize::MAX, major: 10, read: 0, advised: Vec::new(), answer: 0 });
         let counts = Box::leak(Box::default());
-        (Reader::new(CALLS, mode, counts), counts)
+        (Reader::new(CALLS, mode, Direct::new(|_| false), counts), counts)
     }
 
     /// One call with one expert; whether anybody looked, and whether it was missing.
@@ -296,7 +386,7 @@ mod tests {
     #[test]
     fn nobody_looks_while_nothing_is_missing_and_a_page_fault_begins_it_again() {
         let _one = ONE.lock().unwrap();
-        let (reader, counts) = reader(|| ReadAhead::Auto);
+        let (reader, counts) = reader(|| only(ReadAhead::Auto));
         for _ in 0..CALM {
             assert_eq!(call(&reader), Some(false));
         }
@@ -316,9 +406,9 @@ mod tests {
     #[test]
     fn on_looks_always_and_off_never() {
         let _one = ONE.lock().unwrap();
-        let (on, _) = reader(|| ReadAhead::On);
+        let (on, _) = reader(|| only(ReadAhead::On));
         assert!((0..3 * CALM).all(|_| call(&on) == Some(false)));
-        let (off, counts) = reader(|| ReadAhead::Off);
+        let (off, counts) = reader(|| only(ReadAhead::Off));
         set(|k| (k.there, k.major) = (false, 99));
         assert_eq!(call(&off), None);
         assert!(kernel().advised.is_empty() && count(&counts.looks) == 0);
@@ -327,7 +417,7 @@ mod tests {
     #[test]
     fn a_kernel_that_hides_pages_is_found_out_and_everything_is_asked_for() {
         let _one = ONE.lock().unwrap();
-        let (reader, counts) = reader(|| ReadAhead::Auto);
+        let (reader, counts) = reader(|| only(ReadAhead::Auto));
         let fault = |_| {
             assert!(reader.begin());
             reader.ask(Span::of(std::ptr::without_provenance(1 << 20), 4096).unwrap());
@@ -359,7 +449,7 @@ mod tests {
     #[test]
     fn a_kernel_that_does_not_tell_at_all_is_asked_for_everything() {
         let _one = ONE.lock().unwrap();
-        let (reader, counts) = reader(|| ReadAhead::Auto);
+        let (reader, counts) = reader(|| only(ReadAhead::Auto));
         let reader = Reader { calls: Calls { look: |_, _| 12, ..CALLS }, ..reader };
         assert_eq!(call(&reader), Some(true));
         assert!(reader.hidden.load(Ordering::Relaxed));
@@ -369,7 +459,7 @@ mod tests {
     #[test]
     fn what_has_gone_since_it_was_there_is_asked_for_and_counted_once() {
         let _one = ONE.lock().unwrap();
-        let (reader, counts) = reader(|| ReadAhead::Auto);
+        let (reader, counts) = reader(|| only(ReadAhead::Auto));
         let span = Span::of(std::ptr::without_provenance(1 << 20), 4096).unwrap();
         set(|k| k.goes_after = 3);
         assert!(reader.begin() && !reader.ask(span) && !reader.ask_again(span));
@@ -388,7 +478,7 @@ mod tests {
     #[test]
     fn an_old_kernel_is_not_asked_to_wait_again() {
         let _one = ONE.lock().unwrap();
-        let (reader, _) = reader(|| ReadAhead::Auto);
+        let (reader, _) = reader(|| only(ReadAhead::Auto));
         set(|k| (k.there, k.answer) = (false, 22));
         assert_eq!((call(&reader), call(&reader)), (Some(true), Some(true)));
         assert_eq!(kernel().advised.iter().filter(|a| **a == libc_wait()).count(), 1);
@@ -397,12 +487,68 @@ mod tests {
     #[test]
     fn bytes_that_cannot_be_had_are_an_error() {
         let _one = ONE.lock().unwrap();
-        let (reader, _) = reader(|| ReadAhead::Auto);
+        let (reader, _) = reader(|| only(ReadAhead::Auto));
         set(|k| (k.there, k.answer) = (false, 14));
         assert!(reader.begin());
         let span = Span::of(std::ptr::without_provenance(1 << 20), 4096).unwrap();
         assert!(reader.ask(span));
         let error = reader.wait(span).unwrap_err();
         assert!(error.status == Status::Io && error.message.contains("truncated"), "{error}");
+    }
+    #[test]
+    fn experts_that_are_mostly_missing_come_past_the_page_cache_and_others_do_not() {
+        if let Err(error) = crate::memory::aio::Queue::new(1) {
+            return eprintln!("SKIPPED: no asynchronous reads here (error {error})");
+        }
+        let _one = ONE.lock().unwrap();
+        let (reader, counts) = reader(|| only(ReadAhead::On));
+        // Of 64 pages in a row one is there.
+        fn mostly(range: Range<usize>, there: &mut [u8]) -> c_int {
+            for (i, page) in there.iter_mut().enumerate() {
+                *page = u8::from((range.start / 4096 + i) % 64 == 0);
+            }
+            0
+        }
+        let reader = Reader { calls: Calls { look: mostly, ..CALLS }, direct: Direct::for_tests(|_| true), ..reader };
+        let sample = crate::memory::testing::Sample::new("reader", 4 << 20);
+        let map = crate::memory::mapping::FileMapping::open(&sample.path).unwrap();
+        let span = |at: usize, len: usize| Span::of(map.bytes()[at..].as_ptr(), len).unwrap();
+        assert!(reader.begin());
+        let (mut copied, mut through) = (0, 0);
+        for expert in 0..40 {
+            let (at, len) = (5000 * expert + 7, 60_000 + expert);
+            match reader.bring(span(at, len), expert) {
+                Asked::Copy(copy) => {
+                    copied += len as u64;
+                    let all = Span::of(copy.as_ptr(), len).unwrap();
+                    reader.wait_for_copy(all).unwrap();
+                    // SAFETY: these bytes are there until the call ends.
+                    #[expect(unsafe_code, reason = "what was read is looked at")]
+                    let bytes = unsafe { std::slice::from_raw_parts(copy.as_ptr(), len) };
+                    assert!(bytes == &sample.bytes[at..at + len], "{expert}");
+                }
+                Asked::Coming => through += 1,
+                Asked::There => panic!("{expert} is not there"),
+            }
+        }
+        assert!(copied > 0 && (1..20).contains(&through), "{through} of 40");
+        assert_eq!(count(&counts.direct_bytes), copied);
+        assert!(count(&counts.missed_bytes) >= copied * 7 / 8 && count(&counts.asked_bytes) >= copied);
+        assert_eq!(kernel().advised.len(), through, "nothing is read twice");
+        reader.end(1);
+        // One page of two is there.
+        let page = (1..512).map(|i| 4096 * i).find(|at| span(*at, 1).start() / 4096 % 64 == 0).unwrap();
+        assert!(reader.begin());
+        assert!((0..40).all(|expert| reader.bring(span(page, 8192), expert) == Asked::Coming));
+        assert!((0..40).all(|_| reader.ask(span(page + 4096, 8192))), "who does not wait gets no copy");
+        reader.end(1);
+        // The user does not want it, and the kernel hides it.
+        let off = Reader { mode: || Mode { read_ahead: ReadAhead::On, direct: false }, ..reader };
+        assert!(off.begin() && (0..40).all(|expert| off.bring(span(page + 4096, 8192), expert) == Asked::Coming));
+        off.end(1);
+        let hidden = Reader { calls: Calls { look: |_, _| 12, ..CALLS }, mode: || only(ReadAhead::On), ..off };
+        assert!(hidden.begin() && (0..40).all(|expert| hidden.bring(span(page + 4096, 8192), expert) == Asked::Coming));
+        hidden.end(1);
+        assert_eq!(count(&counts.direct_bytes), copied);
     }
 }

@@ -47,7 +47,7 @@ pub fn loaded() {
         return;
     }
     let maps = mapping::files();
-    let room = if auto { room() } else { 0 };
+    let room = if auto { system::room() } else { 0 };
     // Most models fit, and most mapped files are none: then no file is opened.
     if auto && maps.iter().map(|(_, m)| m.left).fold(0, u64::saturating_add) <= room {
         return;
@@ -69,12 +69,6 @@ pub fn loaded() {
             );
         }
     }
-}
-
-/// Bytes that this process could have in memory at once, pages of files included.
-fn room() -> u64 {
-    let ram = system::ram().map_or(u64::MAX, |r| r.available);
-    system::cgroup_room().map_or(ram, |room| room.min(ram))
 }
 
 /// Whether a model, in one file or several, has experts and is larger than memory, and its other weights leave half of it to the experts.

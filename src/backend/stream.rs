@@ -15,6 +15,7 @@ use super::run::{Abort, Engine, Step};
 use super::team::Team;
 use super::{Instance, Kind};
 use crate::abi::*;
+use crate::ahead::READER;
 use crate::config::{self, Config};
 use crate::error::Result;
 use crate::{log, moe, report};
@@ -117,6 +118,7 @@ unsafe extern "C" fn free<I>(backend: *mut ggml_backend) {
         let stream = unsafe { from_foreign::<Stream>(backend.context) };
         // Once, by the first of them that ends.
         report::ahead::say();
+        READER.rest();
         drop(stream);
     });
 }

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 pub use super::directory::Directory;
 use super::numa;
@@ -87,7 +87,9 @@ impl Arena {
         // SAFETY: at an address of the kernel's choice, or in the place of what a caller has given up.
         let base = unsafe { map(&fd, start, capacity, private, at) }?;
         let backing = RwLock::new(Arc::new(Backing { fd, start, private, writeback: Writeback::new() }));
-        Ok(Arc::new(Arena { backing, base, capacity, used: AtomicUsize::new(0), sums, plan: OnceLock::new() }))
+        let arena = Arc::new(Arena { backing, base, capacity, used: AtomicUsize::new(0), sums, plan: OnceLock::new() });
+        all().push((base.addr(), Arc::downgrade(&arena)));
+        Ok(arena)
     }
 
     /// Where its pages are to come from. The kernel keeps that by itself for a file in memory only: for others, whoever writes to it asks
@@ -250,8 +252,24 @@ impl Arena {
     }
 }
 
+/// The arenas there are: where each begins.
+static ALL: Mutex<Vec<(usize, Weak<Arena>)>> = Mutex::new(Vec::new());
+
+fn all() -> MutexGuard<'static, Vec<(usize, Weak<Arena>)>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A descriptor of the file behind an address, if it lies in an arena whose stores reach its file.
+pub(super) fn file_at(address: usize) -> Option<OwnedFd> {
+    let arenas: Vec<Arc<Arena>> = all().iter().filter(|(base, _)| *base <= address).filter_map(|(_, arena)| arena.upgrade()).collect();
+    let arena = arenas.into_iter().find(|arena| address - arena.base.addr() < arena.capacity)?;
+    let backing = arena.backing();
+    if backing.private { None } else { backing.fd.try_clone().ok() }
+}
+
 impl Drop for Arena {
     fn drop(&mut self) {
+        all().retain(|(base, _)| *base != self.base.addr());
         // SAFETY: exactly the mapping made in `over`, unmapped once; no slice is left, each holds a reference.
         unsafe { libc::munmap(self.base.cast(), self.capacity) };
     }

@@ -5,7 +5,7 @@
 //! bytes are copied from there. What is in the page cache already is not read from the disk again. Must not know: whose file it is.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::error::{Error, Result, Status};
 pub(super) const REQUEST: usize = 4 << 20;
 
 /// What offsets, lengths and addresses of direct reads are multiples of. No disk has larger blocks; the kernel takes smaller ones as well.
-pub(super) const BLOCK: usize = 4096;
+pub const BLOCK: usize = 4096;
 
 /// Below this a read through the page cache costs less than a direct one.
 const WORTH_DIRECT: usize = 64 << 10;
@@ -61,6 +61,16 @@ impl Input {
         self.file.metadata().map(|m| m.len()).map_err(|e| Error::os(format_args!("stat {}", self.path.display()), &e))
     }
 
+    /// The same file, opened for direct reads; `None` if its file system has none, or one has failed.
+    pub fn direct(&self) -> Option<BorrowedFd<'_>> {
+        self.direct.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed)).map(AsFd::as_fd)
+    }
+
+    /// A direct read of it has failed, and none is tried again.
+    pub fn refuse_direct(&self) {
+        self.refused.store(true, Ordering::Relaxed);
+    }
+
     /// The open file.
     pub(super) fn file(&self) -> &File {
         &self.file
@@ -87,7 +97,7 @@ impl Input {
             if done {
                 return Ok(true);
             }
-            self.refused.store(true, Ordering::Relaxed);
+            self.refuse_direct();
         }
         self.will_need(offset, len);
         if target.is_file()
@@ -109,7 +119,11 @@ impl Input {
         Ok(false)
     }
 
-    fn read_cached(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+    /// Reads through the page cache.
+    ///
+    /// # Errors
+    /// [`Status::Io`], naming the file, if it cannot be read or ends too early.
+    pub fn read_cached(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(bytes, offset).map_err(|cause| {
             let (path, len) = (self.path.display(), bytes.len());
             if cause.kind() == std::io::ErrorKind::UnexpectedEof {
@@ -178,6 +192,14 @@ impl Input {
 
     fn give_back(&self, buffer: Buffer) {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(buffer.0);
+    }
+}
+
+#[cfg(test)]
+impl Input {
+    /// As an open file for direct reads one that cannot be read at all.
+    pub(super) fn break_direct(&mut self) {
+        self.direct = Some(std::fs::OpenOptions::new().write(true).open(&self.path).unwrap());
     }
 }
 
@@ -260,10 +282,9 @@ mod tests {
 
     #[test]
     fn a_file_system_without_direct_reads_serves_through_the_page_cache() {
-        // As an open file for direct reads one that cannot be read at all.
         let sample = Sample::new("refused", REQUEST);
         let mut input = Input::new(sample.open(), &sample.path, false);
-        input.direct = Some(std::fs::OpenOptions::new().write(true).open(&sample.path).unwrap());
+        input.break_direct();
         crate::memory::system::drop_cached(input.file()).unwrap();
         if !input.is_cached(0, REQUEST) {
             assert!(!read_and_compare(&input, &sample, 100, REQUEST - 100));

@@ -112,9 +112,17 @@ fn extent_in(maps: &[u8], address: u64) -> Option<std::ops::Range<usize>> {
 
 /// All mappings of files whose pages are the file's own and cannot be written: where each starts, and what it is.
 pub fn files() -> Vec<(usize, Mapped)> {
+    let mut all = shared_files();
+    all.retain(|(_, m)| !m.writable);
+    all
+}
+
+/// All mappings of files whose pages are the file's own, by address.
+pub fn shared_files() -> Vec<(usize, Mapped)> {
     let maps = std::fs::read(Path::new("/proc/self/maps")).unwrap_or_default();
-    let of_file = |(_, m): &(u64, Mapped)| m.shared && !m.writable && m.file.is_some();
-    let all = maps.split(|b| *b == b'\n').filter_map(parse).filter(of_file);
+    // Most lines are of programs and their libraries, which are private.
+    let lines = maps.split(|b| *b == b'\n').filter(|line| line.iter().take(64).any(|b| *b == b's'));
+    let all = lines.filter_map(parse).filter(|(_, m)| m.shared && m.file.is_some());
     all.filter_map(|(start, mapped)| Some((usize::try_from(start).ok()?, mapped))).collect()
 }
 

@@ -2,8 +2,10 @@
 //!
 //! Owns: getting, describing and giving back memory. Must not know: ggml, tensors, who chose a place or what happens when one cannot be had.
 
+pub mod aio;
 pub mod arena;
 pub mod budget;
+pub mod direct;
 mod directory;
 mod driver;
 pub mod fill;

@@ -11,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::arena;
 use super::input::{Input, page_size};
 use super::mapping::{self, Mapped};
 
@@ -111,6 +112,89 @@ pub fn mapped(path: &Path) -> Result<Arc<MappedFile>, NoOrigin> {
     open(&found, path.to_owned(), false).map(Arc::new)
 }
 
+/// The files behind many addresses. The kernel's list of mappings, which takes some 50 microseconds, is read once until it is said to be old;
+/// files stay open.
+#[derive(Default)]
+pub struct Origins {
+    maps: Option<Vec<(usize, Mapped)>>,
+    files: Vec<Arc<MappedFile>>,
+    /// What could not be opened, which is not tried again.
+    refused: Vec<(Identity, NoOrigin)>,
+}
+
+/// Device and inode.
+type Identity = ((u32, u32), u64);
+
+impl Origins {
+    /// Something may have been mapped or unmapped since.
+    pub fn forget_addresses(&mut self) {
+        self.maps = None;
+    }
+
+    fn maps(&mut self) -> &[(usize, Mapped)] {
+        self.maps.get_or_insert_with(mapping::shared_files)
+    }
+
+    /// Bytes of all files that are mapped as the one at this address is: to be read only, as models are, or to be written, as arenas are.
+    pub fn mapped_bytes_like(&mut self, address: usize) -> u64 {
+        let maps = self.maps();
+        let at = maps.partition_point(|(start, _)| *start <= address).checked_sub(1);
+        let writable = at.is_some_and(|at| maps[at].1.writable);
+        maps.iter().filter(|(_, m)| m.writable == writable).map(|(_, m)| m.left).fold(0, u64::saturating_add)
+    }
+
+    /// The file behind `len` bytes at `address`, opened for direct reads too: as [`behind`], and for arenas of this process as well, whose file
+    /// holds what was stored to them (a direct read writes back first what is not on the disk yet). It is open until this is dropped.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn find(&mut self, address: usize, len: usize) -> Result<Origin, NoOrigin> {
+        let end = address.checked_add(len).ok_or(NoOrigin::Memory)?;
+        let maps = self.maps();
+        let at = maps.partition_point(|(start, _)| *start <= address).checked_sub(1).ok_or(NoOrigin::Memory)?;
+        let (start, mapped) = &maps[at];
+        if end as u64 > (*start as u64).saturating_add(mapped.left) {
+            return Err(NoOrigin::Memory);
+        }
+        let mapped = Mapped { offset: mapped.offset + (address - start) as u64, ..mapped.clone() };
+        let identity: Identity = (mapped.device, mapped.inode);
+        if let Some((_, why)) = self.refused.iter().find(|(refused, _)| *refused == identity) {
+            return Err(why.clone());
+        }
+        let known = self.files.iter().find(|f| (f.device, f.inode) == identity).cloned();
+        let opened = known.map_or_else(|| self.open(&mapped, address), Ok);
+        match opened {
+            Ok(file) => Ok(Origin { file, offset: mapped.offset }),
+            Err(why) => {
+                self.refused.push((identity, why.clone()));
+                Err(why)
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn break_direct(&mut self) {
+        for file in &mut self.files {
+            let file = Arc::get_mut(file).unwrap();
+            file.input.break_direct();
+        }
+    }
+
+    fn open(&mut self, mapped: &Mapped, address: usize) -> Result<Arc<MappedFile>, NoOrigin> {
+        let path = mapped.file.clone().filter(|p| !is_memory(p)).ok_or(NoOrigin::Memory)?;
+        let file = if mapped.writable {
+            // It has no name any more; its arena has it open.
+            let file = arena::file_at(address).ok_or(NoOrigin::Changeable)?;
+            of(mapped, path, File::from(file), true)
+        } else {
+            open(mapped, path, true)
+        };
+        let file = Arc::new(file?);
+        self.files.push(file.clone());
+        Ok(file)
+    }
+}
+
 /// Whether the kernel shows a path where there is no file: memory that processes share.
 fn is_memory(path: &Path) -> bool {
     use std::os::unix::ffi::OsStrExt;
@@ -123,6 +207,12 @@ fn open(mapped: &Mapped, path: PathBuf, direct: bool) -> Result<MappedFile, NoOr
     let gone = |why: &dyn std::fmt::Display| NoOrigin::Gone(format!("{}: {why}", path.display()));
     // A pipe in its place must not make us wait.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).map_err(|e| gone(&e))?;
+    of(mapped, path, file, direct)
+}
+
+/// An open file, if it is the one that is mapped.
+fn of(mapped: &Mapped, path: PathBuf, file: File, direct: bool) -> Result<MappedFile, NoOrigin> {
+    let gone = |why: &dyn std::fmt::Display| NoOrigin::Gone(format!("{}: {why}", path.display()));
     let is_file = file.metadata().map_err(|e| gone(&e))?.is_file();
     if !is_file || identity(&file) != Some((mapped.device, mapped.inode)) {
         return Err(gone(&"there is another file under this name than the one that is mapped"));
@@ -190,6 +280,63 @@ mod tests {
 
     fn refused(address: *const u8, len: usize) -> NoOrigin {
         behind(address, len, None, true).err().unwrap()
+    }
+
+    #[test]
+    fn of_many_addresses_the_file_is_opened_once_and_what_is_no_file_of_ours_is_refused() {
+        let (sample, map) = sample("many");
+        let mut origins = Origins::default();
+        let base = map.bytes().as_ptr().addr();
+        let first = origins.find(base + 7, 1000).ok().unwrap();
+        for (at, len) in [(0, 300_000), (4095, 2), (123_457, 176_543)] {
+            let found = origins.find(base + at, len).ok().unwrap();
+            assert_eq!((found.offset, found.file.input.path()), (at as u64, &*sample.path.canonicalize().unwrap()));
+            assert!(Arc::ptr_eq(&found.file, &first.file));
+        }
+        assert!(origins.mapped_bytes_like(base + 7) >= 300_000);
+        let mut bytes = vec![0; 500];
+        first.file.input.read_cached(first.offset, &mut bytes).unwrap();
+        assert!(bytes == sample.bytes[7..507]);
+        let why = |origins: &mut Origins, at, len| origins.find(at, len).err();
+        assert_eq!(why(&mut origins, base, 400_000), Some(NoOrigin::Memory), "behind the mapping");
+        assert_eq!(why(&mut origins, bytes.as_ptr().addr(), 500), Some(NoOrigin::Memory));
+        assert_eq!((why(&mut origins, 0, 1), why(&mut origins, usize::MAX, 2)), (Some(NoOrigin::Memory), Some(NoOrigin::Memory)));
+        // A second mapping is found when the list is read again.
+        let other = Sample::new("many-other", 5000);
+        let map = FileMapping::open(&other.path).unwrap();
+        std::fs::remove_file(&other.path).unwrap();
+        origins.forget_addresses();
+        for _ in 0..2 {
+            assert!(matches!(why(&mut origins, map.bytes().as_ptr().addr(), 5000), Some(NoOrigin::Gone(_))), "deleted");
+        }
+        assert!(origins.find(base, 5).is_ok_and(|o| Arc::ptr_eq(&o.file, &first.file)));
+    }
+
+    #[test]
+    fn an_arena_has_its_file_open_and_a_private_or_foreign_mapping_has_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let arena = arena::Arena::new(&arena::Directory::open(dir.path(), false).unwrap(), 5 << 20).unwrap();
+        let region = crate::memory::Region::from(arena.slice(3 << 20).unwrap());
+        crate::memory::testing::touch(&region);
+        let mut origins = Origins::default();
+        let at = region.base().addr() + (1 << 20);
+        let found = origins.find(at, 2 << 20).ok().unwrap();
+        assert_eq!(found.offset, 1 << 20);
+        let mut bytes = vec![0; 4096];
+        found.file.input.read_cached(found.offset, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|b| *b == 1));
+        drop((found, region, arena));
+        assert_eq!(arena::file_at(at).map(|_| ()), None, "it is gone");
+        let shared = Sample::new("foreign", 10_000);
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&shared.path).unwrap();
+        // SAFETY: nobody changes the file.
+        let map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
+        origins.forget_addresses();
+        assert_eq!(origins.find(map.as_ptr().addr(), 10_000).err(), Some(NoOrigin::Changeable));
+        // SAFETY: likewise.
+        let private = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.unwrap();
+        origins.forget_addresses();
+        assert_eq!(origins.find(private.as_ptr().addr(), 10_000).err(), Some(NoOrigin::Memory));
     }
 
     #[test]

@@ -88,6 +88,12 @@ pub fn cgroup_room() -> Option<u64> {
     cgroup_room_in(&std::fs::read_to_string("/proc/self/cgroup").ok()?, &cgroup_roots())
 }
 
+/// Bytes that this process could have in memory at once, pages of files included.
+pub fn room() -> u64 {
+    let ram = ram().map_or(u64::MAX, |r| r.available);
+    cgroup_room().map_or(ram, |room| room.min(ram))
+}
+
 fn cgroup_room_in(own: &str, roots: &[(PathBuf, bool)]) -> Option<u64> {
     let room = |(dir, v2): (PathBuf, bool)| {
         let limit = limit_of(&dir, v2)?;

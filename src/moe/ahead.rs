@@ -3,11 +3,13 @@
 //! Owns: the interface [`Ahead`], and the way through the weights of one call: everything that a phase needs is asked for at once, by all
 //! threads, gate and up before down; what is there already is computed first. Must not know: pages, files, when it is worth a look.
 
+use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 use super::Experts;
-use super::args::Matrix;
+use super::args::{Matrix, WeightRows};
 use super::pool::ParallelFor;
 use super::route::Routing;
 use super::schedule::Dealer;
@@ -18,12 +20,31 @@ use crate::error::{Error, Result};
 /// push out what came first.
 const WINDOW: usize = 256 << 20;
 
+/// Where bytes are that somebody was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// In memory, all of them.
+    There,
+    /// On their way to where they belong, so that [`Ahead::wait`] is needed.
+    Coming,
+    /// On their way to this address instead, so that [`Ahead::wait_for_copy`] is needed.
+    Copy(NonNull<u8>),
+}
+
 /// Who brings weights into memory.
-pub trait Ahead: Sync {
+///
+/// # Safety
+/// The address of a [`Asked::Copy`] must have as many bytes as were asked for, which are initialised and, once [`Ahead::wait_for_copy`] has returned
+/// without an error, what was asked for; nobody may write to them from then on until [`Ahead::end`].
+pub unsafe trait Ahead: Sync {
     /// A call begins. Whether weights have to be asked for at all.
     fn begin(&self) -> bool;
     /// Asks for these bytes, without waiting. Whether some were missing, so that [`Ahead::wait`] is needed.
     fn ask(&self, weights: Span) -> bool;
+    /// As [`Ahead::ask`], for all bytes of an expert in one matrix or two, which may come to another place.
+    fn bring(&self, weights: Span, _expert: usize) -> Asked {
+        if self.ask(weights) { Asked::Coming } else { Asked::There }
+    }
     /// Looks again at bytes that were all there, and asks for what has gone since. Whether some have.
     fn ask_again(&self, weights: Span) -> bool;
     /// How many experts of the call had all their weights in memory, and how many had not.
@@ -33,6 +54,13 @@ pub trait Ahead: Sync {
     /// # Errors
     /// If they cannot be had.
     fn wait(&self, weights: Span) -> Result<()>;
+    /// Waits for bytes in another place: a part of a [`Asked::Copy`].
+    ///
+    /// # Errors
+    /// If they cannot be had.
+    fn wait_for_copy(&self, _copy: Span) -> Result<()> {
+        Ok(())
+    }
     /// A call that was begun with "yes" is over; it had this many threads.
     fn end(&self, threads: usize);
 }
@@ -41,7 +69,8 @@ pub trait Ahead: Sync {
 #[derive(Clone, Copy, Debug)]
 pub struct Never;
 
-impl Ahead for Never {
+// SAFETY: there are no copies.
+unsafe impl Ahead for Never {
     fn begin(&self) -> bool {
         false
     }
@@ -69,20 +98,26 @@ pub(super) struct Way<'a> {
     active: &'a [u32],
     /// By expert: bit 0 if something of the first matrices was missing, bit 1 of the second.
     missed: &'a [AtomicU8],
+    /// By matrix and expert: where the weights are, if it is not where they belong. Set before anybody waits.
+    copies: &'a [AtomicPtr<u8>],
     threads: usize,
     /// First matrices of all active experts, then the second ones.
     asks: Dealer,
+    /// Bytes for which others have to make room.
     asked: AtomicUsize,
+    /// Bytes that come to another place.
+    copied: AtomicUsize,
     failed: OnceLock<Error>,
 }
 
 impl<'a> Way<'a> {
-    /// Asks for what the call needs, up to a window. `None` if nothing has to be asked for. `missed` has a zero for each expert.
+    /// Asks for what the call needs, up to a window. `None` if nothing has to be asked for. `missed` has a zero for each expert, `copies` for each
+    /// expert of each matrix.
     pub(super) fn new(
         ahead: &'a dyn Ahead,
         matrices: [&'a [Matrix<'a>]; 2],
         routing: &Routing<'a>,
-        missed: &'a [AtomicU8],
+        (missed, copies): (&'a [AtomicU8], &'a [AtomicPtr<u8>]),
         team: &dyn ParallelFor,
     ) -> Option<Way<'a>> {
         if !ahead.begin() {
@@ -91,26 +126,72 @@ impl<'a> Way<'a> {
         let (active, threads) = (routing.active, team.threads());
         let phases = if matrices[SECOND].is_empty() { 1 } else { 2 };
         let asks = Dealer::new(phases * active.len());
-        let way = Way { ahead, matrices, active, missed, threads, asks, asked: AtomicUsize::new(0), failed: OnceLock::new() };
-        team.run(&|_| while way.asked.load(Ordering::Relaxed) < WINDOW && way.ask_more() {});
+        let (asked, copied, failed) = (AtomicUsize::new(0), AtomicUsize::new(0), OnceLock::new());
+        let way = Way { ahead, matrices, active, missed, copies, threads, asks, asked, copied, failed };
+        team.run(&|_| while way.bytes() < WINDOW && way.ask(true) {});
         Some(way)
+    }
+
+    /// Bytes that were asked for.
+    fn bytes(&self) -> usize {
+        self.asked.load(Ordering::Relaxed) + self.copied.load(Ordering::Relaxed)
     }
 
     /// Asks for one more expert's part; false if none is left.
     pub(super) fn ask_more(&self) -> bool {
+        // Others compute already: for them weights must not be in another place from now on.
+        self.ask(false)
+    }
+
+    fn ask(&self, may_copy: bool) -> bool {
         let Some(i) = self.asks.deal() else { return false };
         let (phase, place) = (i / self.active.len(), i % self.active.len());
         let expert = self.active[place] as usize;
-        let (mut bytes, mut missing) = (0, false);
-        each_span(self.matrices[phase], expert, |span| {
-            bytes += span.len();
-            missing |= self.ahead.ask(span);
-        });
-        if missing {
+        each_span(self.matrices[phase], expert, |span, which| {
+            let asked = match may_copy {
+                true => self.ahead.bring(span, expert),
+                false if self.ahead.ask(span) => Asked::Coming,
+                false => Asked::There,
+            };
+            match asked {
+                Asked::There => return,
+                Asked::Coming => self.asked.fetch_add(span.len(), Ordering::Relaxed),
+                Asked::Copy(copy) => {
+                    for i in which {
+                        let matrix = self.matrices[phase][i];
+                        let into = matrix.span_of(expert, 0, matrix.rows()).start() - span.start();
+                        self.copy(phase, i, expert).store(copy.as_ptr().wrapping_add(into), Ordering::Relaxed);
+                    }
+                    self.copied.fetch_add(span.len(), Ordering::Relaxed)
+                }
+            };
             self.missed[expert].fetch_or(1 << phase, Ordering::Relaxed);
-            self.asked.fetch_add(bytes, Ordering::Relaxed);
-        }
+        });
         true
+    }
+
+    /// Where an expert's weights in one matrix are instead; NULL if they are where they belong.
+    fn copy(&self, phase: usize, which: usize, expert: usize) -> &AtomicPtr<u8> {
+        let matrix = if phase == FIRST { which } else { self.matrices[FIRST].len() + which };
+        &self.copies[matrix * self.missed.len() + expert]
+    }
+
+    /// Some rows of an expert in one of a phase's matrices, wherever they are. Who reads them must have waited for them.
+    pub(super) fn rows(&self, phase: usize, which: usize, expert: usize, first: usize, rows: usize) -> WeightRows<'_> {
+        let matrix = &self.matrices[phase][which];
+        match NonNull::new(self.copy(phase, which, expert).load(Ordering::Relaxed)) {
+            None => matrix.slice(expert, first, rows),
+            // SAFETY: the copy has all bytes of the expert in this matrix, by the promise of `Ahead`; it stays as long as this way does, and who asks
+            // has waited.
+            Some(copy) => unsafe { matrix.slice_of_copy(copy, first, rows) },
+        }
+    }
+
+    /// Where a row of an expert begins, or will begin: to be prefetched, not to be read.
+    pub(super) fn first_byte(&self, phase: usize, which: usize, expert: usize, first: usize) -> *const u8 {
+        let row = |first| self.matrices[phase][which].slice(expert, first, 1).start();
+        let copy = self.copy(phase, which, expert).load(Ordering::Relaxed);
+        if copy.is_null() { row(first) } else { copy.wrapping_add(row(first).addr() - row(0).addr()) }
     }
 
     /// Whether an expert was missing when it was asked for.
@@ -128,15 +209,21 @@ impl<'a> Way<'a> {
         if !late && self.asked.load(Ordering::Relaxed) == 0 {
             return true;
         }
-        self.matrices[phase].iter().all(|m| {
-            let rows = m.span_of(expert, first, rows);
-            if !late {
-                if !self.ahead.ask_again(rows) {
-                    return true;
-                }
+        self.matrices[phase].iter().enumerate().all(|(i, m)| {
+            let span = m.span_of(expert, first, rows);
+            let copy = self.copy(phase, i, expert).load(Ordering::Relaxed);
+            let waited = if !copy.is_null() {
+                let into = span.start() - m.span_of(expert, 0, m.rows()).start();
+                Span::of(copy.wrapping_add(into), span.len()).map_or(Ok(()), |copy| self.ahead.wait_for_copy(copy))
+            } else if late {
+                self.ahead.wait(span)
+            } else if self.ahead.ask_again(span) {
                 self.missed[expert].fetch_or(1 << phase, Ordering::Relaxed);
-            }
-            match self.ahead.wait(rows) {
+                self.ahead.wait(span)
+            } else {
+                Ok(())
+            };
+            match waited {
                 Ok(()) => true,
                 Err(error) => {
                     let _ = self.failed.set(error);
@@ -153,7 +240,7 @@ impl<'a> Way<'a> {
     pub(super) fn wait_for_all(&self, phase: usize, team: &dyn ParallelFor) -> Result<()> {
         while self.ask_more() {}
         let rows = self.matrices[phase].first().map_or(0, Matrix::rows);
-        if self.asked.load(Ordering::Relaxed) > 0 {
+        if self.bytes() > 0 {
             let dealer = Dealer::new(self.active.len());
             team.run(&|_| {
                 while let Some(i) = dealer.deal() {
@@ -194,7 +281,8 @@ pub fn prefetch(experts: &Experts<'_>, ids: &[i32], ahead: &dyn Ahead) -> Result
     let first = &first[usize::from(experts.gate.is_none())..];
     for matrices in [first, &[experts.down.matrix]] {
         for expert in ids.iter().filter_map(known) {
-            each_span(matrices, expert, |span| {
+            // Nobody waits: they come to where they belong.
+            each_span(matrices, expert, |span, _| {
                 ahead.ask(span);
             });
         }
@@ -203,20 +291,18 @@ pub fn prefetch(experts: &Experts<'_>, ids: &[i32], ahead: &dyn Ahead) -> Result
     Ok(())
 }
 
-/// The weights of an expert in some matrices. Where one follows the other in memory, as gate and up in a merged tensor do, they are one.
-fn each_span(matrices: &[Matrix<'_>], expert: usize, mut each: impl FnMut(Span)) {
-    let mut last = None::<Span>;
-    for matrix in matrices {
+/// The weights of an expert in some matrices, and in which. Where one follows the other in memory, as gate and up in a merged tensor do, they are one.
+fn each_span(matrices: &[Matrix<'_>], expert: usize, mut each: impl FnMut(Span, Range<usize>)) {
+    let mut last = None::<(Span, Range<usize>)>;
+    for (i, matrix) in matrices.iter().enumerate() {
         let span = matrix.span_of(expert, 0, matrix.rows());
-        last = match last {
-            Some(before) => before.joined(span).or_else(|| {
-                each(before);
-                Some(span)
-            }),
-            None => Some(span),
-        };
+        let joined = last.as_ref().and_then(|(before, which)| Some((before.joined(span)?, which.start..i + 1)));
+        match joined {
+            Some(joined) => last = Some(joined),
+            None => last.replace((span, i..i + 1)).into_iter().for_each(|(span, which)| each(span, which)),
+        }
     }
-    last.into_iter().for_each(each);
+    last.into_iter().for_each(|(span, which)| each(span, which));
 }
 
 #[cfg(test)]
@@ -233,14 +319,14 @@ mod tests {
         let merged = Matrix::packed(one, WeightType::F32, [8, 6, 3]).unwrap();
         let seen = |matrices: &[Matrix<'_>], expert| {
             let mut seen = Vec::new();
-            each_span(matrices, expert, |s| seen.push((s.start() - one.as_ptr().addr(), s.len())));
+            each_span(matrices, expert, |s, which| seen.push((s.start() - one.as_ptr().addr(), s.len(), which)));
             seen
         };
         let halves = [merged.part(0, 3).unwrap(), merged.part(3, 3).unwrap()];
-        assert_eq!(seen(&halves, 1), [(192, 192)]);
-        assert_eq!(seen(&[halves[1], halves[0]], 1), [(192 + 96, 96), (192, 96)]);
+        assert_eq!(seen(&halves, 1), [(192, 192, 0..2)]);
+        assert_eq!(seen(&[halves[1], halves[0]], 1), [(192 + 96, 96, 0..1), (192, 96, 1..2)]);
         let other = Matrix::packed(two, WeightType::F32, [8, 6, 3]).unwrap();
-        assert_eq!(seen(&[merged, other], 2), [(384, 192), (576 + 384, 192)]);
+        assert_eq!(seen(&[merged, other], 2), [(384, 192, 0..1), (576 + 384, 192, 1..2)]);
         assert_eq!(seen(&[], 0), []);
     }
 
@@ -253,7 +339,8 @@ mod tests {
         told: Mutex<Vec<(char, usize)>>,
     }
 
-    impl Ahead for Fake {
+    // SAFETY: there are no copies.
+    unsafe impl Ahead for Fake {
         fn begin(&self) -> bool {
             true
         }
@@ -277,6 +364,11 @@ mod tests {
         }
     }
 
+    /// For experts of which nothing is missing, in this many matrices.
+    fn nothing(experts: usize, matrices: usize) -> (Vec<AtomicU8>, Vec<AtomicPtr<u8>>) {
+        (std::iter::repeat_with(AtomicU8::default).take(experts).collect(), (0..experts * matrices).map(|_| AtomicPtr::default()).collect())
+    }
+
     #[test]
     fn the_first_phase_is_asked_for_before_the_second_and_only_what_is_missing_is_waited_for() {
         let bytes = [0u8; 4 * 2 * 4 * 2];
@@ -287,8 +379,8 @@ mod tests {
         let routing = Routing { starts: &[0, 1, 1, 2, 3], pairs: &[0, 1, 2], active: &[0, 2, 3], used: 3 };
         for (gone, lost) in [(None, None), (Some(at(b, 0)), None), (None, Some(at(b, 2)))] {
             let fake = Fake { missing: vec![at(a, 2), at(b, 2), at(b, 3)], gone, lost, told: Mutex::default() };
-            let missed: Vec<AtomicU8> = (0..4).map(|_| AtomicU8::new(0)).collect();
-            let way = Way::new(&fake, [&first, &second], &routing, &missed, &crate::moe::Serial).unwrap();
+            let (missed, copies) = nothing(4, 2);
+            let way = Way::new(&fake, [&first, &second], &routing, (&missed, &copies), &crate::moe::Serial).unwrap();
             assert_eq!([0, 2, 3].map(|e| way.is_late(e, FIRST)), [false, true, false]);
             assert!(way.wait(FIRST, 2, 0, 1) && way.wait(FIRST, 3, 0, 1));
             assert_eq!(way.wait_for_all(SECOND, &crate::moe::Serial).is_err(), lost.is_some());
@@ -307,11 +399,11 @@ mod tests {
         }
         // Nothing was missing: nothing is looked at twice.
         let fake = Fake { missing: Vec::new(), gone: Some(at(a, 0)), lost: None, told: Mutex::default() };
-        let missed: Vec<AtomicU8> = (0..4).map(|_| AtomicU8::new(0)).collect();
-        let way = Way::new(&fake, [&first, &second], &routing, &missed, &crate::moe::Serial).unwrap();
+        let (missed, copies) = nothing(4, 2);
+        let way = Way::new(&fake, [&first, &second], &routing, (&missed, &copies), &crate::moe::Serial).unwrap();
         assert!(way.wait(FIRST, 0, 0, 1) && way.wait_for_all(SECOND, &crate::moe::Serial).is_ok());
         drop(way);
         assert!(fake.told.lock().unwrap().iter().all(|(what, _)| !"gw".contains(*what)));
-        assert!(Way::new(&Never, [&first, &second], &routing, &[], &crate::moe::Serial).is_none());
+        assert!(Way::new(&Never, [&first, &second], &routing, (&[], &[]), &crate::moe::Serial).is_none());
     }
 }

@@ -5,6 +5,7 @@
 //! overflow. Here, in `acts.rs`, `shared.rs`, `pool.rs` and the kernels is all the unsafe code of `moe`. Must not know: what is computed.
 
 use std::marker::PhantomData;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use super::blocks::{Block, WeightType};
@@ -125,6 +126,23 @@ impl<'a> Matrix<'a> {
         assert!(expert < self.experts && first < self.rows && rows >= 1 && rows <= self.rows - first);
         let start = expert * self.expert_stride + first * self.row_stride;
         WeightRows { bytes: &self.bytes[start..], weights: self.weights, k: self.k, rows, stride: self.row_stride }
+    }
+
+    /// Some rows of one expert that is somewhere else.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    ///
+    /// # Safety
+    /// At `copy` must be the bytes of the expert as [`Matrix::span_of`] has them. As long as the result is used, those of these rows must be
+    /// initialised, and nobody may write to them.
+    #[inline]
+    pub(super) unsafe fn slice_of_copy<'c>(&self, copy: NonNull<u8>, first: usize, rows: usize) -> WeightRows<'c> {
+        assert!(first < self.rows && rows >= 1 && rows <= self.rows - first);
+        let len = (rows - 1) * self.row_stride + self.weights.row_bytes(self.k).unwrap_or(0);
+        // SAFETY: by the caller's promise; the rows are among the expert's.
+        let bytes = unsafe { std::slice::from_raw_parts(copy.as_ptr().add(first * self.row_stride), len) };
+        WeightRows { bytes, weights: self.weights, k: self.k, rows, stride: self.row_stride }
     }
 }
 

@@ -7,11 +7,11 @@
 //! in the first region. Every value is computed by one task, and sums run in the order of `Routing::active`: the number of threads changes
 //! nothing. At up to [`ALONE`] tokens the caller quantises alone, and two regions are left, with one barrier between them.
 
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicPtr, AtomicU8};
 
 use super::acts::{ActFormat, ActRow, ActRowMut, Line};
 use super::ahead::{Ahead, FIRST, Never, SECOND, Way};
-use super::args::{Matrix, Rows};
+use super::args::{Matrix, Rows, WeightRows};
 use super::kernels::{Kernels, Mul, PANEL_LINES};
 use super::pool::ParallelFor;
 use super::route::{Routing, route};
@@ -25,6 +25,9 @@ const ALONE: usize = 4;
 
 /// Lines of one thread's scratch: panels, gate products, up products.
 pub(super) const SCRATCH_LINES: usize = PANEL_LINES + 2 * COLUMNS * ROWS / 16;
+
+/// Most matrices of an expert.
+const MATRICES: usize = 3;
 
 /// Sizes of everything in the workspace, in the order in which it is taken.
 struct Sizes {
@@ -81,6 +84,7 @@ impl Sizes {
             lines_for::<u32>(self.tasks.checked_mul(TASK_WORDS)?),
             lines_for::<f32>(self.pairs),
             lines_for::<AtomicU8>(self.flags()?),
+            lines_for::<AtomicPtr<u8>>(self.experts.checked_mul(MATRICES)?),
             lines(self.x_rows, self.up_lines)?,
             lines(self.x_rows, self.gate_lines)?,
             lines(self.pairs, self.h_blocks.checked_mul(self.h_block_lines)?)?,
@@ -189,6 +193,7 @@ pub fn forward_ahead(
     let (h_flags, flags) = flags.split_at(sizes.pairs * sizes.h_blocks);
     let (out_flags, flags) = flags.split_at(sizes.out_blocks);
     let (missed, scratch_flags) = flags.split_at(sizes.experts);
+    let copies: &[AtomicPtr<u8>] = arena.take_zeroed(MATRICES * sizes.experts).ok_or_else(small)?;
     let up_rows = Pieces::new(arena.take(sizes.x_rows * sizes.up_lines).ok_or_else(small)?, sizes.up_lines, x_flags);
     let gate_lines = arena.take(sizes.x_rows * sizes.gate_lines).ok_or_else(small)?;
     let h_lines = arena.take(sizes.pairs * sizes.h_blocks * sizes.h_block_lines).ok_or_else(small)?;
@@ -198,7 +203,7 @@ pub fn forward_ahead(
     let first = [experts.gate.unwrap_or(experts.up).matrix, experts.up.matrix];
     let first = if experts.gate.is_some() { &first[..] } else { &first[1..] };
     let second = [experts.down.matrix];
-    let way = Way::new(ahead, [first, &second], &routing, missed, threads);
+    let way = Way::new(ahead, [first, &second], &routing, (missed, copies), threads);
     for (i, weight) in weights.iter_mut().enumerate() {
         *weight = inputs.weights.map_or(1.0, |w| w.get(i / used, i % used));
     }
@@ -236,6 +241,12 @@ pub fn forward_ahead(
     Ok(())
 }
 
+/// A phase, and which of its matrices.
+type Place = (usize, usize);
+
+const GATE: Place = (FIRST, 0);
+const DOWN: Place = (SECOND, 0);
+
 /// What both phases read.
 struct Step<'a> {
     experts: &'a Experts<'a>,
@@ -256,8 +267,35 @@ pub(super) fn split_scratch(lines: &mut [Line]) -> (&mut [Line], &mut [f32], &mu
 }
 
 impl Step<'_> {
-    fn first_byte(&self, matrix: &Matrix<'_>, expert: usize, first: usize) -> *const u8 {
-        matrix.slice(expert, first, 1).start()
+    /// Where the up matrix stands among those of the first phase.
+    fn up(&self) -> Place {
+        (FIRST, usize::from(self.experts.gate.is_some()))
+    }
+
+    /// A matrix, for who knows that weights are in their place.
+    fn matrix(&self, place: Place) -> &Matrix<'_> {
+        let e = self.experts;
+        match place {
+            DOWN => &e.down.matrix,
+            GATE => e.gate.as_ref().map_or(&e.up.matrix, |gate| &gate.matrix),
+            _ => &e.up.matrix,
+        }
+    }
+
+    /// Some rows of an expert in a matrix, wherever they are.
+    fn rows(&self, place: Place, expert: usize, first: usize, rows: usize) -> WeightRows<'_> {
+        match self.way {
+            None => self.matrix(place).slice(expert, first, rows),
+            Some(way) => way.rows(place.0, place.1, expert, first, rows),
+        }
+    }
+
+    /// Where a row begins, to be prefetched.
+    fn first_byte(&self, place: Place, expert: usize, first: usize) -> *const u8 {
+        match self.way {
+            None => self.matrix(place).slice(expert, first, 1).start(),
+            Some(way) => way.first_byte(place.0, place.1, expert, first),
+        }
     }
 
     /// Gate, up and activation of blocks of intermediate rows, quantised for the down product.
@@ -282,7 +320,6 @@ impl Step<'_> {
         while let Some(i) = current {
             let t = task(list, i);
             current = dealer.deal();
-            let first_matrix = e.gate.map_or(e.up.matrix, |g| g.matrix);
             let first = t.block * ROWS;
             let rows = ROWS.min(e.up.matrix.rows() - first);
             if let Some(way) = self.way {
@@ -294,8 +331,7 @@ impl Step<'_> {
                     continue;
                 }
             }
-            let next =
-                current.map(|i| task(list, i)).map_or(std::ptr::null(), |n| self.first_byte(&first_matrix, n.expert, n.block * ROWS));
+            let next = current.map(|i| task(list, i)).map_or(std::ptr::null(), |n| self.first_byte(GATE, n.expert, n.block * ROWS));
             let pairs = &self.routing.pairs[t.first..][..t.columns];
             let source = |pair: u32| if x_per_token { pair as usize / self.routing.used } else { pair as usize };
             let gather = |x: Quantised<'q>, pairs: &[u32], columns: &mut [ActRow<'q>; COLUMNS]| {
@@ -307,16 +343,16 @@ impl Step<'_> {
             let coming = current.map(|i| task(list, i)).filter(|n| n.first != t.first).map_or(0..0, |n| n.first..n.first + n.columns);
             let coming = &self.routing.pairs[coming];
             gather(first_x, coming, &mut next_columns);
-            let mut multiply = |projection: &super::Projection<'_>, x: Quantised<'q>, out: &mut [f32], next: *const u8, coming: usize| {
+            let mut multiply = |place: Place, x: Quantised<'q>, out: &mut [f32], next: *const u8, coming: usize| {
                 gather(x, pairs, &mut columns);
-                let rows = projection.matrix.slice(t.expert, first, rows);
+                let rows = self.rows(place, t.expert, first, rows);
                 let (columns, next_columns) = (&columns[..t.columns], &next_columns[..coming]);
                 self.kernels.mul(Mul { rows, columns, out, stride: ROWS, panel, next, next_columns });
             };
-            if let Some(gate) = &e.gate {
-                multiply(gate, gate_x, gate_out, self.first_byte(&e.up.matrix, t.expert, first), 0);
+            if e.gate.is_some() {
+                multiply(GATE, gate_x, gate_out, self.first_byte(self.up(), t.expert, first), 0);
             }
-            multiply(&e.up, up_x, up_out, next, coming.len());
+            multiply(self.up(), up_x, up_out, next, coming.len());
             for (c, pair) in pairs.iter().enumerate() {
                 let before = if e.weight_first { self.weights[*pair as usize] } else { 1.0 };
                 let up = &mut up_out[c * ROWS..][..rows];
@@ -355,11 +391,11 @@ impl Step<'_> {
             for (place, &expert) in active.iter().enumerate() {
                 let expert = expert as usize;
                 let next = match (active.get(place + 1), current) {
-                    (Some(next), _) => self.first_byte(&down.matrix, *next as usize, first),
-                    (None, Some(next)) => self.first_byte(&down.matrix, active[0] as usize, next * out_rows),
+                    (Some(next), _) => self.first_byte(DOWN, *next as usize, first),
+                    (None, Some(next)) => self.first_byte(DOWN, active[0] as usize, next * out_rows),
                     (None, None) => std::ptr::null(),
                 };
-                let weights = down.matrix.slice(expert, first, rows);
+                let weights = self.rows(DOWN, expert, first, rows);
                 let runs_of = |expert: usize| runs(self.routing.starts[expert] as usize, self.routing.count(expert));
                 let mut runs = runs_of(expert).peekable();
                 while let Some(run) = runs.next() {
@@ -403,6 +439,7 @@ mod tests {
             16 * tasks,
             4 * choices,
             choices * f.div_ceil(256) + 2 * choices + d_out.div_ceil(64) + threads + experts,
+            24 * experts,
             choices * d.div_ceil(256) * a[0],
             choices * d.div_ceil(256) * if a[1] == a[0] { 0 } else { a[1] },
             choices * f.div_ceil(256) * a[2],
@@ -441,9 +478,13 @@ mod tests {
         }
         assert_eq!(SCRATCH_LINES * 64, 188_672);
         let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/moe.md")).unwrap();
-        for part in
-            ["n 188672 ", "floor(T k / 80)) ceil(f / 256)", "T k ceil(d / 256) a ", "T k ceil(f / 256) + 2 T k + ceil(d_out / 64) + n + E"]
-        {
+        for part in [
+            "n 188672 ",
+            "24 E ",
+            "floor(T k / 80)) ceil(f / 256)",
+            "T k ceil(d / 256) a ",
+            "T k ceil(f / 256) + 2 T k + ceil(d_out / 64) + n + E",
+        ] {
             assert!(docs.contains(part), "docs/moe.md does not say {part}");
         }
     }

@@ -13,6 +13,8 @@ pub mod acts;
 pub mod ahead;
 pub mod args;
 pub mod blocks;
+#[cfg(test)]
+mod copies;
 mod crew;
 pub mod dequant;
 mod forward;
@@ -31,7 +33,7 @@ mod testing;
 mod tests;
 
 pub use activation::Activation;
-pub use ahead::{Ahead, Never, prefetch};
+pub use ahead::{Ahead, Asked, Never, prefetch};
 pub use args::{Matrix, PerExpert, Rows, RowsMut, Table};
 pub use blocks::WeightType;
 pub(crate) use crew::Crew;

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use super::acts::Line;
 
@@ -22,6 +22,8 @@ mod sealed {
     unsafe impl Plain for u32 {}
     // SAFETY: every pattern is a number, and the layout is that of u8.
     unsafe impl Plain for super::AtomicU8 {}
+    // SAFETY: every pattern is an address.
+    unsafe impl Plain for super::AtomicPtr<u8> {}
 }
 
 /// A type that workspace memory can be used as.

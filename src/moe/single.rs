@@ -3,7 +3,7 @@
 //! Owns: [`mul_mat_id`], for graphs in which the whole chain cannot be recognised and the single nodes have to run. Must not know: gates,
 //! activations, sums over experts. `out[r, j, t] = matrix[ids[j, t]][r] . x[j or 0, t]`. Allocates nothing.
 
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicPtr, AtomicU8};
 
 use super::acts::{ActFormat, ActRow, Line};
 use super::ahead::{Ahead, FIRST, Never, Way};
@@ -38,6 +38,7 @@ fn size(matrix: &Matrix<'_>, tokens: usize, used: usize, x_used: usize, threads:
         lines_for::<u32>(pairs),
         lines_for::<u32>(matrix.experts()),
         lines_for::<AtomicU8>(flags),
+        lines_for::<AtomicPtr<u8>>(matrix.experts()),
         lines_for::<Line>(x_rows.checked_mul(row_lines)?),
         lines_for::<Line>(threads.checked_mul(SCRATCH_LINES)?),
     ];
@@ -99,12 +100,13 @@ pub fn mul_mat_id_ahead(
     let (x_flags, flags) = flags.split_at(x_rows);
     let (out_flags, flags) = flags.split_at(blocks);
     let (missed, scratch_flags) = flags.split_at(matrix.experts());
+    let copies: &[AtomicPtr<u8>] = arena.take_zeroed(matrix.experts()).ok_or_else(small)?;
     let rows = Pieces::new(arena.take(x_rows * row_lines).ok_or_else(small)?, row_lines, x_flags);
     let scratch = Pieces::new(arena.take(count * SCRATCH_LINES).ok_or_else(small)?, SCRATCH_LINES, scratch_flags);
 
     let routing = route(ids, starts, pairs, active)?;
     let matrices = [*matrix];
-    let way = Way::new(ahead, [&matrices, &[]], &routing, missed, threads);
+    let way = Way::new(ahead, [&matrices, &[]], &routing, (missed, copies), threads);
     quantise_rows(kernels, threads, x, &rows, format);
     if let Some(way) = &way {
         way.wait_for_all(FIRST, threads)?;
@@ -119,7 +121,11 @@ pub fn mul_mat_id_ahead(
         while let Some(i) = dealer.deal() {
             let mut block = out.block(i, OUT_ROWS, out_flags);
             for &expert in routing.active {
-                let weights = matrix.slice(expert as usize, i * OUT_ROWS, block.len());
+                let (expert_number, first) = (expert as usize, i * OUT_ROWS);
+                let weights = match &way {
+                    None => matrix.slice(expert_number, first, block.len()),
+                    Some(way) => way.rows(FIRST, 0, expert_number, first, block.len()),
+                };
                 for run in runs(routing.starts[expert as usize] as usize, routing.count(expert as usize)) {
                     let pairs = &routing.pairs[run];
                     for (column, pair) in columns.iter_mut().zip(pairs) {

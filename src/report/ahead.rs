@@ -21,6 +21,8 @@ pub enum Fallback {
     CannotWait,
     /// The kernel takes no requests for these pages: page faults read them.
     CannotAsk,
+    /// Files cannot be read past the page cache, or not while others wait for nothing: missing experts come through it.
+    NotDirect,
 }
 
 /// The counts.
@@ -38,6 +40,8 @@ pub struct Counts {
     pub missed_bytes: AtomicU64,
     /// Bytes that were asked for: from the first to the last missing page of each piece.
     pub asked_bytes: AtomicU64,
+    /// Bytes of them that were read past the page cache.
+    pub direct_bytes: AtomicU64,
     /// Microseconds in which computing threads asked for weights, divided by their number.
     pub ask_us: AtomicU64,
     /// Microseconds in which computing threads waited for weights, divided by their number.
@@ -56,6 +60,7 @@ pub static COUNTS: Counts = Counts {
     looked_bytes: AtomicU64::new(0),
     missed_bytes: AtomicU64::new(0),
     asked_bytes: AtomicU64::new(0),
+    direct_bytes: AtomicU64::new(0),
     ask_us: AtomicU64::new(0),
     wait_us: AtomicU64::new(0),
     major_faults: AtomicU64::new(0),
@@ -84,6 +89,7 @@ pub(super) struct Ahead {
     looked_bytes: u64,
     missed_bytes: u64,
     asked_bytes: u64,
+    direct_bytes: u64,
     ask_ms: u64,
     wait_ms: u64,
     major_faults: u64,
@@ -111,6 +117,7 @@ impl Counts {
             looked_bytes: n(&self.looked_bytes),
             missed_bytes: n(&self.missed_bytes),
             asked_bytes: n(&self.asked_bytes),
+            direct_bytes: n(&self.direct_bytes),
             ask_ms: n(&self.ask_us) / 1000,
             wait_ms: n(&self.wait_us) / 1000,
             major_faults: n(&self.major_faults),
@@ -157,12 +164,13 @@ impl Ahead {
         let experts = self.expert_hits + self.expert_misses;
         (experts > 0).then(|| {
             format!(
-                "read ahead: {} of {experts} experts were missing, {} of {}; {} asked for; {:.1} s asking, {:.1} s waiting; {} major page \
-                 faults",
+                "read ahead: {} of {experts} experts were missing, {} of {}; {} asked for, {} of it past the page cache; {:.1} s asking, \
+                 {:.1} s waiting; {} major page faults",
                 self.expert_misses,
                 human(usize::try_from(self.missed_bytes).unwrap_or(usize::MAX)),
                 human(usize::try_from(self.looked_bytes).unwrap_or(usize::MAX)),
                 human(usize::try_from(self.asked_bytes).unwrap_or(usize::MAX)),
+                human(usize::try_from(self.direct_bytes).unwrap_or(usize::MAX)),
                 self.ask_ms as f64 / 1e3,
                 self.wait_ms as f64 / 1e3,
                 self.major_faults
@@ -179,8 +187,8 @@ mod tests {
     fn counts_are_shown_under_their_names_and_in_one_line() {
         let counts = Counts::default();
         assert_eq!(counts.so_far().line(), None);
-        for (i, count) in [&counts.hits, &counts.misses, &counts.looked_bytes, &counts.missed_bytes, &counts.asked_bytes].iter().enumerate()
-        {
+        let c = &counts;
+        for (i, count) in [&c.hits, &c.misses, &c.looked_bytes, &c.missed_bytes, &c.asked_bytes, &c.direct_bytes].iter().enumerate() {
             Counts::add(count, 1000 << (4 * i));
         }
         Counts::add(&counts.ask_us, 1_900_000);
@@ -194,6 +202,7 @@ mod tests {
             ("looked_bytes", 256_000),
             ("missed_bytes", 4_096_000),
             ("asked_bytes", 65_536_000),
+            ("direct_bytes", 1_048_576_000),
             ("ask_ms", 1900),
             ("wait_ms", 250),
             ("major_faults", 7),

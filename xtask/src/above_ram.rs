@@ -72,18 +72,18 @@ enum Way {
     Stock,
     Off,
     Auto,
-    Cold,
+    Cached,
 }
 
 impl Way {
-    const ALL: [Way; 4] = [Way::Stock, Way::Off, Way::Auto, Way::Cold];
+    const ALL: [Way; 4] = [Way::Stock, Way::Off, Way::Auto, Way::Cached];
 
     fn name(self) -> &'static str {
         match self {
             Way::Stock => "stock",
             Way::Off => "Berth, `BERTH_READAHEAD=off`",
             Way::Auto => "Berth",
-            Way::Cold => "Berth, `BERTH_WARM=off`",
+            Way::Cached => "Berth, `BERTH_DIRECT=off`",
         }
     }
 
@@ -97,7 +97,7 @@ impl Way {
         match self {
             Way::Stock | Way::Auto => &mut command,
             Way::Off => command.env("BERTH_READAHEAD", "off"),
-            Way::Cold => command.env("BERTH_WARM", "off"),
+            Way::Cached => command.env("BERTH_DIRECT", "off"),
         };
         command
     }
