@@ -37,7 +37,8 @@ struct ggml_backend_buffer;
 /**
  * The weights lie in a file that may be larger than memory: `berth_moe_forward` asks for those that are missing before it computes. With
  * `BERTH_READAHEAD=off` it does not. Weights that cannot be read (a file that was truncated) are then `BERTH_STATUS_IO` where the kernel can
- * tell, instead of a signal.
+ * tell, instead of a signal. Where weights are missing of a model larger than memory, memory of up to a 64th of the mapped files and 128 MiB is
+ * allocated for them, which is given back when nothing has been missing for 64 calls (not with `BERTH_DIRECT=off`).
  */
 #define BERTH_MOE_READ_AHEAD 4
 

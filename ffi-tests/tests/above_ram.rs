@@ -41,10 +41,14 @@ fn a_model_of_one_and_a_half_times_the_limit_loads_and_decodes_and_read_ahead_ad
     let limit = Some(file * 2 / 3);
     let stock = run(&host, "", &[], None, &[]).unwrap().tokens;
     let fused = run(&host, "CPU_MMAP", &[], None, &[]).unwrap();
+    let mut direct = 0;
     for ty in ["CPU_MMAP", "ARENA"] {
-        for (env, want) in
-            [(("BERTH_FUSE", "0"), &stock), (("BERTH_WARM", "auto"), &fused.tokens), (("BERTH_READAHEAD", "off"), &fused.tokens)]
-        {
+        for (env, want) in [
+            (("BERTH_FUSE", "0"), &stock),
+            (("BERTH_WARM", "auto"), &fused.tokens),
+            (("BERTH_DIRECT", "off"), &fused.tokens),
+            (("BERTH_READAHEAD", "off"), &fused.tokens),
+        ] {
             let what = format!("{ty} {}={}", env.0, env.1);
             let seen = match run(&host, ty, &[env], limit, &[]) {
                 Ok(seen) => seen,
@@ -55,16 +59,17 @@ fn a_model_of_one_and_a_half_times_the_limit_loads_and_decodes_and_read_ahead_ad
             assert!(seen.anonymous < seen.buffers + experts / 20, "{what}: {} anonymous bytes, {}", seen.anonymous, seen.buffers);
             let a = &seen.ahead;
             cache::say(&format!(
-                "{what}: {} of {} experts missing, {} MiB, {} MiB asked for, {} MiB warmed; anonymous {} MiB",
+                "{what}: {} of {} experts missing, {} MiB, {} MiB asked for, {} MiB of it past the page cache, {} MiB warmed; anonymous {} MiB",
                 a.expert_misses,
                 a.expert_hits + a.expert_misses,
                 a.missed_bytes >> 20,
                 a.asked_bytes >> 20,
+                a.direct_bytes >> 20,
                 a.warmed_bytes >> 20,
                 seen.anonymous >> 20
             ));
             assert_eq!(a.fallbacks, [], "{what}");
-            if env.0 == "BERTH_WARM" {
+            if ["BERTH_WARM", "BERTH_DIRECT"].contains(&env.0) {
                 assert!(a.mode == "auto" && a.looks > 0 && a.expert_misses > 0, "{what}: {a:?}");
                 // 12 tokens and the prompt, 6 blocks each with 4 experts of a token; the host's warm-up asks for all experts of a block.
                 assert!(a.expert_hits + a.expert_misses >= 12 * 6 * 4, "{what}: {a:?}");
@@ -72,6 +77,8 @@ fn a_model_of_one_and_a_half_times_the_limit_loads_and_decodes_and_read_ahead_ad
                 // Each piece is an expert's matrix, grown to whole pages.
                 assert!(a.asked_bytes <= a.looked_bytes + a.looked_bytes / 50, "{what}: {a:?}");
                 assert!(a.warmed_bytes > 0, "{what}: {a:?}");
+                assert!(a.direct_bytes == 0 || env.0 != "BERTH_DIRECT", "{what}: {a:?}");
+                direct += a.direct_bytes;
                 assert!(seen.log.contains("read ahead: ") && seen.log.contains("BERTH_WARM: "), "{what}: {}", seen.log);
             } else {
                 let nothing = ReadAhead { mode: a.mode.clone(), ..ReadAhead::default() };
@@ -80,6 +87,7 @@ fn a_model_of_one_and_a_half_times_the_limit_loads_and_decodes_and_read_ahead_ad
             }
         }
     }
+    assert!(direct > 0, "nothing was read past the page cache");
     // The control: the limit is one.
     match run(&host, "", &[], limit, &["--load-mode", "none"]) {
         Err(Refused::Ended(why)) => cache::say(&format!("in anonymous memory: {}", why.lines().next().unwrap_or("?"))),

@@ -44,8 +44,6 @@ pub struct Reader {
     mode: fn() -> Mode,
     direct: Direct,
     counts: &'static Counts,
-    /// Number of this call.
-    call: AtomicU64,
     /// Calls left in which somebody looks.
     looks_left: AtomicU32,
     /// Major page faults at the end of the last call, and at the begin of the first.
@@ -67,7 +65,7 @@ pub struct Reader {
 }
 
 /// The one of this process.
-pub static READER: Reader = Reader::new(Calls::KERNEL, configured, Direct::new(|mapped| mapped > system::room()), &COUNTS);
+pub static READER: Reader = Reader::new(Calls::KERNEL, configured, Direct::new(system::room), &COUNTS);
 
 fn configured() -> Mode {
     config::get().map_or(Mode { read_ahead: ReadAhead::Off, direct: false }, |c| Mode { read_ahead: c.read_ahead, direct: c.direct })
@@ -83,7 +81,6 @@ impl Reader {
             mode,
             direct,
             counts,
-            call: AtomicU64::new(0),
             looks_left: AtomicU32::new(CALM),
             faults: AtomicU64::new(0),
             first: AtomicU64::new(0),
@@ -106,9 +103,9 @@ impl Reader {
         (self.calls.usage)()
     }
 
-    /// Asks for what is missing of a range, and says whether something was. Where the kernel does not tell, for all of it. With `expert` the bytes
-    /// may come to another place.
-    fn ask_for(&self, span: Span, expert: Option<usize>) -> Asked {
+    /// Asks for what is missing of a range, and says whether something was. Where the kernel does not tell, for all of it. With `may_copy` the
+    /// bytes may come to another place.
+    fn ask_for(&self, span: Span, may_copy: bool) -> Asked {
         let range = Self::range(span);
         let hidden = self.hidden.load(Ordering::Relaxed);
         let found = if hidden { Ok(Some((range.clone(), 0))) } else { self.calls.missing(range.clone()) };
@@ -123,8 +120,9 @@ impl Reader {
         Counts::add(&self.counts.missed_bytes, missing as u64);
         self.missed.fetch_add(missing as u64, Ordering::Relaxed);
         let mostly = missing > 0 && missing >= span.len() / 8 * MOSTLY;
-        if let Some(expert) = expert.filter(|_| mostly)
-            && let Some(copy) = self.read_directly(span, expert)
+        if may_copy
+            && mostly
+            && let Some(copy) = self.read_directly(span)
         {
             return Asked::Copy(copy);
         }
@@ -137,21 +135,19 @@ impl Reader {
         Asked::Coming
     }
 
-    fn ask_timed(&self, span: Span, expert: Option<usize>) -> Asked {
+    fn ask_timed(&self, span: Span, may_copy: bool) -> Asked {
         let start = Instant::now();
-        let asked = self.ask_for(span, expert);
+        let asked = self.ask_for(span, may_copy);
         self.asking.fetch_add(Self::since(start), Ordering::Relaxed);
         asked
     }
 
     /// Has missing bytes read past the page cache, where that is better.
-    fn read_directly(&self, span: Span, expert: usize) -> Option<NonNull<u8>> {
+    fn read_directly(&self, span: Span) -> Option<NonNull<u8>> {
         if !(self.mode)().direct {
             return None;
         }
-        // All of an expert comes in one way, and the next time perhaps in another.
-        let number = self.call.load(Ordering::Relaxed).wrapping_mul(0x1_0000_0001).wrapping_add(expert as u64);
-        match self.direct.bring(Self::range(span), number) {
+        match self.direct.bring(Self::range(span)) {
             Ok(copy) => {
                 Counts::add(&self.counts.asked_bytes, span.len() as u64);
                 Counts::add(&self.counts.direct_bytes, span.len() as u64);
@@ -210,24 +206,23 @@ unsafe impl Ahead for Reader {
         self.read.store(usage.read, Ordering::Relaxed);
         self.missed.store(0, Ordering::Relaxed);
         Counts::add(&self.counts.looks, 1);
-        self.call.fetch_add(1, Ordering::Relaxed);
         self.direct.begin();
         true
     }
 
     fn ask(&self, weights: Span) -> bool {
         Counts::add(&self.counts.looked_bytes, weights.len() as u64);
-        self.ask_timed(weights, None) != Asked::There
+        self.ask_timed(weights, false) != Asked::There
     }
 
-    fn bring(&self, weights: Span, expert: usize) -> Asked {
+    fn bring(&self, weights: Span) -> Asked {
         Counts::add(&self.counts.looked_bytes, weights.len() as u64);
-        self.ask_timed(weights, Some(expert))
+        self.ask_timed(weights, true)
     }
 
     fn ask_again(&self, weights: Span) -> bool {
         // Where the kernel does not tell, all has been asked for.
-        !self.hidden.load(Ordering::Relaxed) && self.ask_timed(weights, None) != Asked::There
+        !self.hidden.load(Ordering::Relaxed) && self.ask_timed(weights, false) != Asked::There
     }
 
     fn seen(&self, hits: usize, misses: usize) {
@@ -364,7 +359,7 @@ mod tests {
     fn reader(mode: fn() -> Mode) -> (Reader, &'static Counts) {
         set(|k| *k = Kernel { there: true, goes_after: usize::MAX, major: 10, read: 0, advised: Vec::new(), answer: 0 });
         let counts = Box::leak(Box::default());
-        (Reader::new(CALLS, mode, Direct::new(|_| false), counts), counts)
+        (Reader::new(CALLS, mode, Direct::new(|| u64::MAX), counts), counts)
     }
 
     /// One call with one expert; whether anybody looked, and whether it was missing.
@@ -505,19 +500,19 @@ mod tests {
         // Of 64 pages in a row one is there.
         fn mostly(range: Range<usize>, there: &mut [u8]) -> c_int {
             for (i, page) in there.iter_mut().enumerate() {
-                *page = u8::from((range.start / 4096 + i) % 64 == 0);
+                *page = u8::from((range.start / 4096 + i).is_multiple_of(64));
             }
             0
         }
-        let reader = Reader { calls: Calls { look: mostly, ..CALLS }, direct: Direct::for_tests(|_| true), ..reader };
+        let reader = Reader { calls: Calls { look: mostly, ..CALLS }, direct: Direct::for_tests(|| 0), ..reader };
         let sample = crate::memory::testing::Sample::new("reader", 4 << 20);
         let map = crate::memory::mapping::FileMapping::open(&sample.path).unwrap();
         let span = |at: usize, len: usize| Span::of(map.bytes()[at..].as_ptr(), len).unwrap();
         assert!(reader.begin());
         let (mut copied, mut through) = (0, 0);
-        for expert in 0..40 {
+        for expert in (0..40).chain(30..40) {
             let (at, len) = (5000 * expert + 7, 60_000 + expert);
-            match reader.bring(span(at, len), expert) {
+            match reader.bring(span(at, len)) {
                 Asked::Copy(copy) => {
                     copied += len as u64;
                     let all = Span::of(copy.as_ptr(), len).unwrap();
@@ -531,23 +526,23 @@ mod tests {
                 Asked::There => panic!("{expert} is not there"),
             }
         }
-        assert!(copied > 0 && (1..20).contains(&through), "{through} of 40");
+        assert!(copied > 0 && through == 10, "{through} came the second time");
         assert_eq!(count(&counts.direct_bytes), copied);
         assert!(count(&counts.missed_bytes) >= copied * 7 / 8 && count(&counts.asked_bytes) >= copied);
         assert_eq!(kernel().advised.len(), through, "nothing is read twice");
         reader.end(1);
         // One page of two is there.
-        let page = (1..512).map(|i| 4096 * i).find(|at| span(*at, 1).start() / 4096 % 64 == 0).unwrap();
+        let page = (1..512).map(|i| 4096 * i).find(|at| (span(*at, 1).start() / 4096).is_multiple_of(64)).unwrap();
         assert!(reader.begin());
-        assert!((0..40).all(|expert| reader.bring(span(page, 8192), expert) == Asked::Coming));
-        assert!((0..40).all(|_| reader.ask(span(page + 4096, 8192))), "who does not wait gets no copy");
+        assert_eq!(reader.bring(span(page, 8192)), Asked::Coming);
+        assert!(reader.ask(span(page + 4096, 8192)), "who does not wait gets no copy");
         reader.end(1);
         // The user does not want it, and the kernel hides it.
         let off = Reader { mode: || Mode { read_ahead: ReadAhead::On, direct: false }, ..reader };
-        assert!(off.begin() && (0..40).all(|expert| off.bring(span(page + 4096, 8192), expert) == Asked::Coming));
+        assert!(off.begin() && off.bring(span(page + 4096, 8192)) == Asked::Coming);
         off.end(1);
         let hidden = Reader { calls: Calls { look: |_, _| 12, ..CALLS }, mode: || only(ReadAhead::On), ..off };
-        assert!(hidden.begin() && (0..40).all(|expert| hidden.bring(span(page + 4096, 8192), expert) == Asked::Coming));
+        assert!(hidden.begin() && hidden.bring(span(page + 4096, 8192)) == Asked::Coming);
         hidden.end(1);
         assert_eq!(count(&counts.direct_bytes), copied);
     }

@@ -50,7 +50,8 @@ pub const BERTH_MOE_WEIGHT_FIRST: u32 = 1;
 pub const BERTH_MOE_MERGED_GATE_UP: u32 = 2;
 /// The weights lie in a file that may be larger than memory: `berth_moe_forward` asks for those that are missing before it computes. With
 /// `BERTH_READAHEAD=off` it does not. Weights that cannot be read (a file that was truncated) are then `BERTH_STATUS_IO` where the kernel can
-/// tell, instead of a signal.
+/// tell, instead of a signal. Where weights are missing of a model larger than memory, memory of up to a 64th of the mapped files and 128 MiB is
+/// allocated for them, which is given back when nothing has been missing for 64 calls (not with `BERTH_DIRECT=off`).
 pub const BERTH_MOE_READ_AHEAD: u32 = 4;
 
 /// The weights of one projection, for all experts: rows of quantised blocks in ggml's layout, at any address. Zeros mean that it is not

@@ -5,7 +5,8 @@
 //!
 //! At the limit of a memory cgroup, or of the machine, bringing pages of a file into memory costs 0.8 to 0.9 s of processor time per GB, since for each
 //! page another has to be given up first; a direct read into memory that is there already costs a tenth of that. What is read so is used once.
-//! So that the page cache follows what a model uses, one miss in [`ADMIT`] goes the ordinary way.
+//! First of all the page cache must have what a model uses, and not what its load left: until half of memory has been exchanged, everything goes the
+//! ordinary way. Then only what is missing for the second time does, so that one rarely used expert is not exchanged for another.
 //!
 //! The memory is made at the first miss and given back when nothing has been missing for a while, or a context ends. It is handed out front to
 //! back, and all of it is free again when nobody computes. There are no threads: reads go on in the kernel ([`Queue`]), who needs the bytes waits.
@@ -24,8 +25,8 @@ use super::origin::{MappedFile, NoOrigin, Origins};
 use super::pageable::Pageable;
 use crate::error::Error;
 
-/// Of this many missing experts one goes through the page cache.
-const ADMIT: u64 = 8;
+/// Of how many pieces it is known that they were missing before. Of more, some are forgotten.
+const REMEMBERED: usize = 1 << 16;
 
 /// Most bytes of one read: small enough for a disk to have several at a time.
 const REQUEST: usize = 512 << 10;
@@ -46,7 +47,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Why missing bytes come through the page cache after all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Not {
-    /// That is the better way now: the model fits, this expert is one of those that keep the cache up to date, or the memory is full.
+    /// That is the better way now: the model fits, these bytes were missing before, the page cache has still to be filled, or the memory is full.
     Better,
     /// It does not work here, in words.
     Broken(String),
@@ -56,7 +57,8 @@ pub enum Not {
 pub struct Direct {
     inner: Mutex<Inner>,
     arrived: Condvar,
-    is_larger: fn(u64) -> bool,
+    /// Bytes that can be in memory at once.
+    room: fn() -> u64,
     /// [`SHARE`] and [`DEPTH`], but for tests.
     share: u64,
     depth: u32,
@@ -67,10 +69,18 @@ struct Inner {
     users: u32,
     /// The kernel does not have what it takes.
     broken: bool,
-    judged: Option<(Instant, bool)>,
+    /// When it was asked how many bytes can be in memory, and what was found; whether what is mapped is larger.
+    judged: Option<(Instant, u64, bool)>,
+    /// Bytes that came the ordinary way because the page cache does not yet have what is used.
+    exchanged: u64,
     origins: Option<Origins>,
     pool: Option<Pool>,
+    missed: Missed,
 }
+
+/// What was missing once.
+#[derive(Default)]
+struct Missed(Vec<usize>);
 
 struct Pool {
     memory: Pageable,
@@ -105,10 +115,10 @@ enum State {
 }
 
 impl Direct {
-    /// Without any memory. `is_larger` says whether a model of which so many bytes are mapped is larger than memory.
-    pub const fn new(is_larger: fn(u64) -> bool) -> Direct {
-        let inner = Inner { users: 0, broken: false, judged: None, origins: None, pool: None };
-        Direct { inner: Mutex::new(inner), arrived: Condvar::new(), is_larger, share: SHARE, depth: DEPTH }
+    /// Without any memory. `room` says how many bytes can be in memory at once, those of files included.
+    pub const fn new(room: fn() -> u64) -> Direct {
+        let inner = Inner { users: 0, broken: false, judged: None, exchanged: 0, origins: None, pool: None, missed: Missed(Vec::new()) };
+        Direct { inner: Mutex::new(inner), arrived: Condvar::new(), room, share: SHARE, depth: DEPTH }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -152,16 +162,12 @@ impl Direct {
         }
     }
 
-    /// Begins to read bytes that are missing, and says where they will be; [`Direct::wait`] waits for them. `number` is the same for what should
-    /// come the same way. The bytes stay there until the call that asked for them ends.
+    /// Begins to read bytes that are missing, and says where they will be; [`Direct::wait`] waits for them. The bytes stay there until the call
+    /// that asked for them ends.
     ///
     /// # Errors
     /// Why they are not.
-    pub fn bring(&self, bytes: Range<usize>, number: u64) -> Result<NonNull<u8>, Not> {
-        // Knuth's multiplier: the upper bits of the product depend on all of the number's.
-        if number.wrapping_mul(6_364_136_223_846_793_005) >> 32 & (ADMIT - 1) == 0 {
-            return Err(Not::Better);
-        }
+    pub fn bring(&self, bytes: Range<usize>) -> Result<NonNull<u8>, Not> {
         let mut inner = self.lock();
         if inner.broken {
             return Err(Not::Better);
@@ -270,21 +276,27 @@ impl Direct {
 
 impl Inner {
     fn give_back(&mut self) {
-        (self.pool, self.origins, self.judged) = (None, None, None);
+        (self.pool, self.origins, self.judged, self.exchanged) = (None, None, None, 0);
+        self.missed = Missed::default();
     }
 
     /// Sets memory and slots aside for some bytes: the slots, and where the first byte will be.
     fn plan(&mut self, bytes: Range<usize>, direct: &Direct) -> Result<(Range<usize>, usize), Not> {
         let origins = self.origins.get_or_insert_default();
-        let larger = match self.judged {
-            Some((when, larger)) if when.elapsed() < BELIEF => larger,
+        let (room, larger) = match self.judged {
+            Some((when, room, larger)) if when.elapsed() < BELIEF => (room, larger),
             _ => {
-                let larger = (direct.is_larger)(origins.mapped_bytes_like(bytes.start));
-                self.judged = Some((Instant::now(), larger));
-                larger
+                let room = (direct.room)();
+                let larger = origins.mapped_bytes_like(bytes.start) > room;
+                self.judged = Some((Instant::now(), room, larger));
+                (room, larger)
             }
         };
-        if !larger {
+        if larger && self.exchanged < room / 2 {
+            self.exchanged += bytes.len() as u64;
+            return Err(Not::Better);
+        }
+        if !larger || self.missed.again(bytes.start) {
             return Err(Not::Better);
         }
         let origin = match origins.find(bytes.start, bytes.len()) {
@@ -316,6 +328,21 @@ impl Inner {
             }
         };
         pool.plan(bytes.len(), origin.offset, &origin.file)
+    }
+}
+
+impl Missed {
+    /// Whether the bytes at this address have been missing before. The next time they are missing for the first time again.
+    fn again(&mut self, address: usize) -> bool {
+        if self.0.is_empty() {
+            self.0 = vec![0; REMEMBERED];
+        }
+        // Knuth's multiplier: the upper bits of the product depend on all of the address's.
+        let place = (address as u64).wrapping_mul(6_364_136_223_846_793_005) >> (64 - REMEMBERED.trailing_zeros());
+        let known = &mut self.0[place as usize];
+        let again = *known == address;
+        *known = if again { 0 } else { address };
+        again
     }
 }
 
@@ -366,8 +393,8 @@ impl Pool {
 #[cfg(test)]
 impl Direct {
     /// For small files: its memory is of the size of all that are mapped.
-    pub(crate) fn for_tests(is_larger: fn(u64) -> bool) -> Direct {
-        Direct { share: 1, ..Direct::new(is_larger) }
+    pub(crate) fn for_tests(room: fn() -> u64) -> Direct {
+        Direct { share: 1, ..Direct::new(room) }
     }
 }
 
@@ -397,7 +424,7 @@ mod tests {
             let sample = Sample::new(name, len);
             let map = FileMapping::open(&sample.path).unwrap();
             // The file has to be the only one that is mapped to be read, or the memory is larger.
-            Some(Setup { sample, map, direct: Direct::for_tests(|_| true) })
+            Some(Setup { sample, map, direct: Direct::for_tests(|| 0) })
         }
 
         fn at(&self, at: usize, len: usize) -> Range<usize> {
@@ -406,7 +433,8 @@ mod tests {
         }
 
         fn bring(&self, at: usize, len: usize) -> Result<NonNull<u8>, Not> {
-            self.direct.bring(self.at(at, len), WAY)
+            self.direct.lock().missed = Missed::default();
+            self.direct.bring(self.at(at, len))
         }
 
         fn wait(&self, copy: NonNull<u8>, from: usize, len: usize) -> Result<Option<Not>, Error> {
@@ -427,9 +455,6 @@ mod tests {
             self.direct.lock().pool.as_ref().map_or(0, |p| p.flying)
         }
     }
-
-    /// A number that goes past the page cache.
-    const WAY: u64 = 3;
 
     #[test]
     fn parts_come_to_other_places_and_whoever_waits_for_one_finds_it() {
@@ -493,28 +518,34 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_and_one_expert_in_eight_goes_through_the_page_cache() {
+    fn what_fits_and_what_is_missing_again_goes_through_the_page_cache() {
         let Some(setup) = Setup::new("direct-fits", 4 * MIB) else { return };
-        let fits = Direct::for_tests(|mapped| mapped < 4 << 20);
+        let fits = Direct::for_tests(|| 1 << 40);
         fits.begin();
-        assert_eq!(fits.bring(setup.at(0, MIB), WAY), Err(Not::Better));
+        assert_eq!(fits.bring(setup.at(0, MIB)), Err(Not::Better));
         assert!(fits.lock().pool.is_none(), "no memory for it");
         fits.end();
-        let admitted = |of: &dyn Fn(u64) -> u64| {
-            let one = |i| {
+        // Of 3 MiB that memory has the first half is exchanged before anything else.
+        let exchanges = Direct::for_tests(|| 3 << 20);
+        exchanges.begin();
+        let first: Vec<bool> = (0..5).map(|i| exchanges.bring(setup.at(i << 19, 1 << 19)).is_ok()).collect();
+        assert_eq!(first, [false, false, false, true, true]);
+        exchanges.end();
+        // Every second time, each for itself.
+        let expert = |e: usize| setup.at(32_000 * e, 32_000);
+        for round in 0..5 {
+            for e in 0..100 {
                 setup.direct.begin();
-                let through = setup.direct.bring(setup.at(0, 100), of(i)) == Err(Not::Better);
+                let direct = setup.direct.bring(expert(e)).is_ok();
                 setup.direct.end();
-                usize::from(through)
-            };
-            (0..4000).map(one).sum::<usize>()
-        };
-        // Numbers in a row, those of one expert in many calls, and all experts of one call.
-        for of in [&|i| i, &|i: u64| i * 0x30_0000_0030 + 5, &|i: u64| 77 * 0x1_0000_0001 + i % 128 + (i << 40)] as [&dyn Fn(u64) -> u64; 3]
-        {
-            let count = admitted(of);
-            assert!((300..700).contains(&count), "{count} of 4000");
+                assert_eq!(direct, round % 2 == 0, "{e} in round {round}");
+            }
         }
+        // What is remembered has an end.
+        let mut missed = Missed::default();
+        let count = (1..=4 * REMEMBERED).filter(|i| missed.again(4096 * i)).count()
+            + (1..=4 * REMEMBERED).filter(|i| missed.again(4096 * i)).count();
+        assert!(count <= REMEMBERED && missed.0.len() == REMEMBERED, "{count}");
     }
 
     #[test]
@@ -553,11 +584,11 @@ mod tests {
     #[test]
     fn a_kernel_without_asynchronous_reads_is_asked_once() {
         let Some(setup) = Setup::new("direct-no-queue", 4 * MIB) else { return };
-        let direct = Direct { depth: u32::MAX, ..Direct::for_tests(|_| true) };
+        let direct = Direct { depth: u32::MAX, ..Direct::for_tests(|| 0) };
         direct.begin();
-        let not = direct.bring(setup.at(0, MIB), WAY);
+        let not = direct.bring(setup.at(0, MIB));
         assert!(matches!(&not, Err(Not::Broken(why)) if why.contains("asynchronous")), "{not:?}");
-        assert_eq!(direct.bring(setup.at(0, MIB), WAY), Err(Not::Better));
+        assert_eq!(direct.bring(setup.at(0, MIB)), Err(Not::Better));
         direct.end();
     }
 
@@ -582,7 +613,7 @@ mod tests {
         setup.direct.begin();
         let bytes = vec![0u8; MIB];
         let start = bytes.as_ptr().addr();
-        assert_eq!(setup.direct.bring(start..start + MIB, WAY), Err(Not::Better));
+        assert_eq!(setup.direct.bring(start..start + MIB), Err(Not::Better));
         std::fs::remove_file(&setup.sample.path).unwrap();
         assert!(matches!(setup.bring(0, MIB), Err(Not::Broken(_))));
         setup.direct.end();

@@ -42,7 +42,7 @@ pub unsafe trait Ahead: Sync {
     /// Asks for these bytes, without waiting. Whether some were missing, so that [`Ahead::wait`] is needed.
     fn ask(&self, weights: Span) -> bool;
     /// As [`Ahead::ask`], for all bytes of an expert in one matrix or two, which may come to another place.
-    fn bring(&self, weights: Span, _expert: usize) -> Asked {
+    fn bring(&self, weights: Span) -> Asked {
         if self.ask(weights) { Asked::Coming } else { Asked::There }
     }
     /// Looks again at bytes that were all there, and asks for what has gone since. Whether some have.
@@ -149,7 +149,7 @@ impl<'a> Way<'a> {
         let expert = self.active[place] as usize;
         each_span(self.matrices[phase], expert, |span, which| {
             let asked = match may_copy {
-                true => self.ahead.bring(span, expert),
+                true => self.ahead.bring(span),
                 false if self.ahead.ask(span) => Asked::Coming,
                 false => Asked::There,
             };

@@ -167,7 +167,8 @@ fn shapes_and_routings_of_all_kinds_are_close_to_f64() {
         ([96, 96, 96, 6, 2, 5], [MXFP4, MXFP4, MXFP4]),
         ([64, 2880, 32, 2, 2, 2], [MXFP4, Q8_0, MXFP4]),
         ([256, 768, 65, 3, 2, 300], [Q4_K, Q4_K, Q6_K]),
-        ([32, 32, 1, 40, 3, 9], [Q4_0, Q4_0, Q4_0]),
+        // One row: of many tokens, since an error relative to nine values varies too much.
+        ([32, 32, 1, 40, 3, 90], [Q4_0, Q4_0, Q4_0]),
         ([33, 7, 5, 4, 2, 9], [F32, BF16, F16]),
         ([256, 256, 256, 2, 1, 150], [IQ4_XS, IQ4_XS, IQ4_XS]),
         ([256, 32, 64, 16, 4, 20], [Q2_K, Q3_K, Q8_0]),
