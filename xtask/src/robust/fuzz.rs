@@ -34,11 +34,12 @@ fn way(target: &str) -> Way {
     }
 }
 
-pub(super) fn run(minutes: f64) -> Vec<Line> {
+/// All targets, or those in `only`.
+pub(super) fn run(minutes: f64, only: &[String]) -> Vec<Line> {
     if let Some(hint) = nightly::lacking(&[nightly::COMPILER, nightly::FUZZ]) {
         return vec![Line::skipped("all targets", hint)];
     }
-    let targets = match list() {
+    let targets = match list().and_then(|all| chosen(all, only)) {
         Ok(targets) => targets,
         Err(error) => return vec![Line::failed("all targets", &error)],
     };
@@ -56,6 +57,14 @@ pub(super) fn run(minutes: f64) -> Vec<Line> {
             }
         })
         .collect()
+}
+
+fn chosen(mut all: Vec<String>, only: &[String]) -> Result<Vec<String>> {
+    if let Some(unknown) = only.iter().find(|t| !all.contains(t)) {
+        bail!("no target {unknown}; there are {}", all.join(", "));
+    }
+    all.retain(|t| only.is_empty() || only.contains(t));
+    Ok(all)
 }
 
 fn source(target: &str) -> PathBuf {
@@ -184,6 +193,14 @@ fn grouped(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn targets_are_chosen_by_name() {
+        let all = || vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(chosen(all(), &[]).unwrap(), all());
+        assert_eq!(chosen(all(), &["b".to_owned()]).unwrap(), ["b"]);
+        assert!(chosen(all(), &["b".to_owned(), "x".to_owned()]).unwrap_err().to_string().contains("no target x; there are a, b"));
+    }
 
     #[test]
     fn a_run_is_read_from_what_libfuzzer_prints() {

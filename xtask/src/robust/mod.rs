@@ -29,6 +29,9 @@ pub(crate) struct Args {
     /// Only these parts; the lines of the others stay as they are in the page.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
+    /// Only these fuzz targets, which share the time; the lines of the others stay.
+    #[arg(long, value_delimiter = ',')]
+    targets: Vec<String>,
     /// Loads and unloads of the library in one process.
     #[arg(long, default_value_t = 200)]
     cycles: u32,
@@ -63,7 +66,7 @@ impl Part {
 
     fn run(self, args: &Args) -> Vec<Line> {
         match self {
-            Part::Fuzz => fuzz::run(args.minutes),
+            Part::Fuzz => fuzz::run(args.minutes, &args.targets),
             Part::Threads => instrumented::threads(),
             Part::Miri => instrumented::miri(),
             Part::Cycles => hosted::cycles(args.cycles),
@@ -143,7 +146,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         done.push((part, lines.iter().map(|l| l.cells(&part.name(), &at)).collect()));
         if !args.dry {
             // After each part: what has been seen must not be lost with a machine that goes away.
-            write(&done)?;
+            write(&done, !args.targets.is_empty())?;
         }
     }
     eprintln!("\n{:.1} minutes", start.elapsed().as_secs_f64() / 60.0);
@@ -164,22 +167,28 @@ fn version() -> String {
     if changed { commit + ", changed" } else { commit }
 }
 
-/// Writes the page with these lines in the place of those it had of the same parts.
-fn write(done: &[(Part, Vec<String>)]) -> Result<()> {
+/// Writes the page with these lines in the place of those it had of the same parts; of fuzzing, with `some`, of the same targets.
+fn write(done: &[(Part, Vec<String>)], some: bool) -> Result<()> {
     let path = shell::root().join(DOCS);
     let before = fs::read_to_string(&path).unwrap_or_default();
-    let text = page(&before, done, &figures::cpu(), std::thread::available_parallelism().map_or(1, |n| n.get()))?;
+    let text = page(&before, done, some, &figures::cpu(), std::thread::available_parallelism().map_or(1, |n| n.get()))?;
     fs::write(&path, text).with_context(|| path.display().to_string())
 }
 
-fn page(before: &str, done: &[(Part, Vec<String>)], cpu: &str, cores: usize) -> Result<String> {
+fn page(before: &str, done: &[(Part, Vec<String>)], some: bool, cpu: &str, cores: usize) -> Result<String> {
     let mut text = HEAD.replace("CPU", &format!("{cpu}, {cores} cores"));
     for part in Part::value_variants() {
         let start = format!("| {} |", part.name());
-        let lines = match done.iter().find(|(p, _)| p == part) {
-            Some((_, lines)) => lines.clone(),
-            None => before.lines().filter(|l| l.starts_with(&start)).map(str::to_owned).collect(),
-        };
+        let mut lines: Vec<String> = before.lines().filter(|l| l.starts_with(&start)).map(str::to_owned).collect();
+        if let Some((_, new)) = done.iter().find(|(p, _)| p == part) {
+            let what = |line: &str| line.split('|').nth(2).map(|cell| cell.trim().to_owned());
+            let stays = |line: &String| some && *part == Part::Fuzz && new.iter().all(|n| what(n) != what(line));
+            lines.retain(stays);
+            lines.extend(new.iter().cloned());
+            if some {
+                lines.sort_by_key(|line| what(line));
+            }
+        }
         for line in lines {
             writeln!(text, "{line}")?;
         }
@@ -250,13 +259,25 @@ mod tests {
             outcome: Outcome::Failed("one\n\n two".into()),
             limits: String::new(),
         };
-        let text = page(before, &[(Part::Soak, vec![line.cells("soak", "abc")])], "a CPU of ours", 2).unwrap();
+        let text = page(before, &[(Part::Soak, vec![line.cells("soak", "abc")])], false, "a CPU of ours", 2).unwrap();
         let table: Vec<&str> = text.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| part")).collect();
         assert_eq!(
             table,
             ["| fuzz | a | old |", "| soak | server | 5 \\| 6 | 3 s | **FAILED**: one; two |  | abc |", "| misuse | c | old |"]
         );
         assert!(text.contains("on a CPU of ours, 2 cores."), "{text}");
+    }
+
+    #[test]
+    fn some_fuzz_targets_replace_their_own_lines_alone() {
+        let before = "| fuzz | `a` | 1 |\n| fuzz | `c` | 2 |\n| soak | b | old |\n";
+        let new = |what: &str| format!("| fuzz | {what} | new |");
+        let lines = |some, new: Vec<String>| {
+            let text = page(before, &[(Part::Fuzz, new)], some, "x", 2).unwrap();
+            text.lines().filter(|l| l.starts_with("| fuzz")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(lines(true, vec![new("`b`"), new("`a`")]), [new("`a`"), new("`b`"), "| fuzz | `c` | 2 |".into()]);
+        assert_eq!(lines(false, vec![new("`b`")]), [new("`b`")]);
     }
 
     #[test]
