@@ -192,7 +192,7 @@ impl Direct {
         if taken < reads.len() {
             let mut inner = self.lock();
             if let Some(pool) = &mut inner.pool {
-                pool.flying -= reads.len() - taken;
+                pool.flying = pool.flying.saturating_sub(reads.len() - taken);
                 for i in slots.skip(taken) {
                     pool.slots[i].state = State::Failed(error.unwrap_or(libc::EIO));
                 }
